@@ -9,7 +9,7 @@ JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 VIEWER := src/sightline/page/viewer.js
-.PHONY: help demo test engine viewer lint format types imports unit plain examples sanitize fuzz goldens pictures bench clean
+.PHONY: help demo test engine viewer lint format types imports schema unit plain examples sanitize fuzz goldens pictures bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ types: $(READY) ## mypy --strict
 imports: $(READY) ## who may import whom
 	$(BIN)/python checks/imports.py
 
+schema: $(READY) ## write what is derived from the schema: the C++ row layout, rows, tables of the documents
+	$(BIN)/python checks/schema.py
+
 unit: engine $(VIEWER) ## the tests alone; ARGS="-k fold -x" for some of them
 	$(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
 
@@ -71,10 +74,13 @@ sanitize: $(READY) ## the tests of the native engine, with the address and undef
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m pytest -n 0 -q --capture=sys tests/recording/native $(ARGS)
 
-# The long run: FUZZ="--bundles 10000 --journals 10000 --interrupts 500 --places 1 --kills 100", two hours.
-FUZZ ?= --bundles 1000 --journals 1000 --interrupts 100 --places 20 --kills 20
-fuzz: engine ## damaged files, interrupts and kills, with limits on memory and time; prints seeds
+# The long run: FUZZ="--bundles 10000 --journals 10000 --interrupts 1000 --places 1 --kills 200 --endings 500 --cuts 120", hours.
+FUZZ ?= --bundles 1000 --journals 1000 --interrupts 100 --places 20 --kills 20 --endings 10 --cuts 6 --jobs 100
+# Random training programs: each sentence of the views is compared with what the program is known to do.
+TRUTH ?= --count 2000 --jobs 20
+fuzz: engine ## damaged files, interrupts and kills; programs and jobs and all that is said of them; prints seeds
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.truth $(TRUTH)
 
 format: $(READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix

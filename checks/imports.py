@@ -4,8 +4,8 @@
     trace_tables ← api
     tracing ← diff_api, compat, integrations ← cli
 
-``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``process_rank``, ``markers``
-and ``_version`` are below all.
+``schema``, ``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``process_rank``,
+``markers``, ``tensor_memory``, ``text_encoding`` and ``_version`` are below all.
 Only what runs or exports a model may import torch. Imports inside functions count: a late import is still a
 dependency. Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
 """
@@ -22,7 +22,8 @@ from typing import Final
 PACKAGE: Final = "sightline"
 
 _BASE: Final = frozenset(
-    {"errors", "argument_checks", "notation", "options", "patterns", "process_rank", "markers", "_version"}
+    """errors argument_checks notation options patterns process_rank markers tensor_memory text_encoding
+    schema _version""".split()
 )
 _DATA: Final = _BASE | {"trace"}
 _READERS: Final = _DATA | {"analysis"}
@@ -36,7 +37,10 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "options": frozenset({"errors", "argument_checks"}),
     "patterns": frozenset({"errors"}),
     "process_rank": frozenset(),
+    "text_encoding": frozenset(),
     "markers": frozenset({"errors", "argument_checks"}),
+    "schema": frozenset(),
+    "tensor_memory": frozenset(),
     "trace": _BASE,
     "recording": _DATA,
     "analysis": _DATA,
@@ -58,7 +62,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
 }
 
 #: What may import torch: what runs or exports a model.
-MAY_IMPORT_TORCH: Final = ("recording", "graph.exported", "compat")
+MAY_IMPORT_TORCH: Final = ("recording", "graph.exported", "compat", "tensor_memory")
 TORCH: Final = frozenset({"torch", "functorch", "torchgen"})
 
 

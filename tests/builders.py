@@ -70,7 +70,12 @@ def make_trace(blocks: int = 2, *, backward: bool = True, file: str = "net.py", 
             with b.at(file, 28, "train", "loss.backward()"), b.phase("backward"):
                 _backward(b, loss, x, embedded, steps, params)
             with b.at(file, 29, "train", "optimizer.step()"), b.phase("optimizer"):
-                b.op("_foreach_add_", [params["embed"]], [b.value(16, 4, kind="gradient")], alpha=-0.1)
+                b.op(
+                    "_foreach_add_",
+                    [params["embed"]],
+                    [b.value(16, 4, kind="gradient", name="embed.weight.grad")],
+                    alpha=-0.1,
+                )
     return b.build()
 
 

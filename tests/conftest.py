@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -81,6 +82,16 @@ def one_torch_thread() -> None:
     """Two test processes share two cores; more threads would only wait for each other."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_interrupt() -> Iterator[None]:
+    """Ctrl-C raises in tests and in processes they start, also where it is ignored, as under ``nohup``."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 pytest_plugins = ["pytester"]

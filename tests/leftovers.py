@@ -13,6 +13,7 @@ import gc
 import random
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,7 @@ def state() -> dict[str, Any]:
             call for call in gc.callbacks if "hypothesis" not in getattr(call, "__module__", "")
         ],
         "gc.isenabled": gc.isenabled(),
+        "warnings.showwarning": (warnings.showwarning, getattr(warnings, "_showwarnmsg", None)),
         "our finders of modules": [one for one in sys.meta_path if _is_ours(one)],
     }
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12
@@ -114,7 +116,7 @@ def _torch_state() -> dict[str, Any]:
         "the matmul precision": torch.get_float32_matmul_precision(),
         "the number of threads": torch.get_num_threads(),
         "the guard-complete hook": _guard_complete_hook(),
-        "torch.utils.swap_tensors": torch.utils.swap_tensors,
+        "torch.utils.swap_tensors": (torch.utils.swap_tensors, torch.utils.swap_tensors.__code__),
         "our callbacks of Dynamo's": _dynamo_callbacks(),
         "the eval-frame callback": c._dynamo.eval_frame.get_eval_frame_callback(),
     }

@@ -17,6 +17,7 @@ from sightline.trace_tables import StepRange, TraceTables
 
 if TYPE_CHECKING:
     from sightline.graph.graph import Graph
+    from sightline.trace.bundle.reader import LoadedTrace
     from sightline.trace.data import TensorMeta
     from sightline.views.lineage import LineageView
     from sightline.views.rendering import View
@@ -222,7 +223,7 @@ class Trace(TraceTables):
         run = self._run() if rank is None else None
         if run is None:
             return problems(self._at(step, rank), module=module, kind=kind)
-        from sightline.ranks.overview import RANK_KINDS, rank_problems
+        from sightline.ranks.overview import RANK_KINDS, in_order, rank_problems
         from sightline.ranks.process_problems import process_problems
 
         between = rank_problems(run) if step is None and module is None else []
@@ -234,7 +235,7 @@ class Trace(TraceTables):
         where = f"{f'{ops:,} ops of ' if step is None else ''}{count:,} rank{'s' * (count != 1)}"
         is_cut = any(record.unfinished for record in run.records.values())
         scope = " of a recording that was not finished" if is_cut else ""
-        return problem_list(self, [*between, *found], module, kind, RANK_KINDS, where, scope)
+        return problem_list(self, in_order(between, found), module, kind, RANK_KINDS, where, scope)
 
     @check_arguments
     def rank_times(self, *, top: int = 12) -> View:
@@ -484,17 +485,17 @@ def load(path: str | os.PathLike[str]) -> Trace:
 
     folder = rank_folder(Path(path))
     if folder is None or not folder.paths:
-        return _open_one(path)
+        return Trace(_load(path))
     for last, rank in enumerate(folder.paths, 1):
         try:
-            return Trace(_open_one(folder.paths[rank]).data, folder)
+            return Trace(_load(folder.paths[rank]), folder)
         except SightlineError:  # the overview says so; another rank can stand for all
             if last == len(folder.paths):
                 raise
     raise AssertionError
 
 
-def _open_one(path: str | os.PathLike[str]) -> Trace:
+def _load(path: str | os.PathLike[str]) -> LoadedTrace:
     from sightline.trace.bundle import load
 
-    return Trace(load(path))
+    return load(path)

@@ -10,6 +10,8 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType
 from typing import Final, ParamSpec, TypeVar
 
 from sightline.errors import UsageError
@@ -20,16 +22,36 @@ T = TypeVar("T")
 _LONGEST: Final = 60
 
 
+#: Types whose objects Python writes without running code of the program, or reading what may be gone.
+_WRITTEN: Final = (str, bytes, int, float, complex, bool, type, range, FunctionType, BuiltinFunctionType)
+_WRITTEN_OF_TORCH: Final = ("dtype", "device", "layout", "memory_format", "Size")
+_DEEPEST: Final = 3
+
+
 def argument_text(value: object) -> str:
-    """An argument in a message: as Python writes it, or by its class where that is long.
+    """An argument in a message: as Python writes it, or by its class where that is long or not known.
 
     >>> argument_text("relu"), argument_text([0] * 99), argument_text(3)
     ("'relu'", 'a list', '3')
+
+    Tensors are never written out, wherever they are: the memory of one may have been freed, or be on a
+    device that would have to be waited for.
     """
-    text = repr(value)
+    text = repr(value) if _is_written(value, 0) else ""
     kind = type(value).__name__
-    plain = len(text) <= _LONGEST and "\n" not in text and not text.startswith("tensor(")
+    plain = 0 < len(text) <= _LONGEST and "\n" not in text
     return text if plain else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+
+
+def _is_written(value: object, depth: int) -> bool:
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset, dict) and depth < _DEEPEST:
+        assert isinstance(value, list | tuple | set | frozenset | dict)
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        return len(value) <= _LONGEST and all(_is_written(part, depth + 1) for part in parts)
+    if kind.__module__ == "torch":
+        return kind.__name__ in _WRITTEN_OF_TORCH
+    return value is None or value is ... or isinstance(value, PurePath) or kind in _WRITTEN or kind is type
 
 
 def _is_path(value: object) -> bool:

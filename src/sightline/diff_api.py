@@ -28,11 +28,12 @@ class Diff:
     >>> d.verdict, d.divergence.reason.text
     ('different', 'eps 1e-05 against 0.1')
 
-    ``verdict`` is "same", "close" (equal up to rounding), "different" or "unknown" (no values to compare).
-    ``divergence`` is the first op whose results differ although its inputs agree, or None: also of models
-    that have next to nothing in common, which are "different". ``pairs``,
-    ``added``, ``removed`` and ``differing`` are ops, ``modules`` the pairs of module calls, ``parameters``
-    the weights, ``notes`` what could not be compared.
+    ``verdict`` is "same", "close" (equal up to rounding), "different" or "unknown": the outputs of the model,
+    the losses, the results of code outside of modules, the gradients or the updated weights could not all be
+    compared, and ``uncompared`` says which. ``divergence`` is the first op whose results differ although its
+    inputs agree, or None: also of models that have next to nothing in common, which are "different".
+    ``pairs``, ``added``, ``removed`` and ``differing`` are ops, ``modules`` the pairs of module calls,
+    ``parameters`` the weights, ``notes`` what could not be compared.
     """
 
     def __init__(self, a: Trace, b: Trace, comparison: Comparison) -> None:
@@ -88,6 +89,11 @@ class Diff:
     def parameters(self) -> ParameterDiff:
         """Which parameters and buffers are the same, differ, or have another layout."""
         return self.comparison.parameters
+
+    @property
+    def uncompared(self) -> list[str]:
+        """Sentences about what leaves the runs, such as outputs and losses, and could not be compared."""
+        return self.comparison.uncompared
 
     @property
     def notes(self) -> list[str]:

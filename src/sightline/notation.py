@@ -193,8 +193,11 @@ def short_path(path: str) -> str:
     stdlib = sysconfig.get_path("stdlib").replace(os.sep, "/")
     if norm.startswith(stdlib + "/"):
         return norm.rsplit("/lib/", 1)[-1]
-    folder = os.getcwd().replace(os.sep, "/")
-    if norm.startswith(folder + "/"):
+    try:
+        folder = os.getcwd().replace(os.sep, "/")
+    except OSError:  # it was removed
+        folder = ""
+    if folder and norm.startswith(folder + "/"):
         return norm[len(folder) + 1 :]
     return norm.rsplit("/", 1)[-1] if norm.startswith("/") else norm
 

@@ -182,6 +182,7 @@ def step_range(text: str, what: str) -> range:
     """
     first, colon, end = text.partition(":")
     try:
+        text.encode("ascii")  # `int` takes the digits of any script
         start = int(first or 0)
         stop = (int(end) if end else sys.maxsize) if colon else start + 1
     except ValueError:

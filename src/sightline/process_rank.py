@@ -55,10 +55,10 @@ def folder_of_job(path: Path) -> Path | None:
 def is_rank_name(name: str) -> bool:
     """Whether a folder is named as `path_of_rank` names the recording of one rank.
 
-    >>> is_rank_name("rank3.sight"), is_rank_name("rank3.restart1.sight"), is_rank_name("run.sight")
+    >>> is_rank_name("rank3.sight"), is_rank_name("rank3.restart1.sight"), is_rank_name("rank\u0663.sight")
     (True, True, False)
     """
-    return re.fullmatch(r"rank\d+(\.restart\d+)?\.sight", name) is not None
+    return re.fullmatch(r"rank[0-9]+(\.restart[0-9]+)?\.sight", name) is not None
 
 
 def job_digest() -> str:

@@ -38,6 +38,8 @@ class TraceTables:
 
             index = Index(source)
             self._source = lambda: index
+            if hasattr(source, "close_with"):  # the file of a loaded one
+                source.close_with(self._source)
 
     @property
     def index(self) -> Index:
@@ -194,9 +196,16 @@ class TraceTables:
         return self.data.info
 
     def validate(self) -> Report:
-        """Check the recording's invariants; raises `InvalidTrace` with what contradicts them."""
+        """Check the recording's invariants; raises `InvalidTrace` with what contradicts them.
+
+        Where the trace stands for all ranks of a job, all are checked, and their sizes are added.
+        """
         from sightline.trace.validate import validate
 
+        if self._folder is not None:
+            from sightline.ranks.folder import validate_ranks
+
+            return validate_ranks(self._folder)
         return validate(self.data)
 
 

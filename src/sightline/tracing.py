@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from sightline.api import Trace
-from sightline.argument_checks import check_arguments
+from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import UsageError
 from sightline.options import Capture, Check, Stats, one_of
 from sightline.process_rank import path_of_rank
@@ -94,7 +94,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
                 "give path= too, or say it to t.save()."
             )
         if last is not None and (type(last) is not int or last < 1):
-            raise UsageError(f"last={last!r} is how many ops to keep: a whole number from 1 up.")
+            raise UsageError(f"last={argument_text(last)} is how many ops to keep: a whole number from 1 up.")
         if nonfinite is not None and ops == "none":
             raise UsageError('check="nonfinite" looks at ops: use ops="api", "aten" or "both" with it.')
         if time == "device" and ops == "none":
@@ -145,7 +145,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         """Begin to record; the trace it returns is a snapshot of the run so far until ``stop()``."""
         return self._start(sys._getframe(1), is_block=False)
 
-    def _start(self, frame: Any, outer_frames: bool = True, is_block: bool = True) -> Trace:
+    def _start(self, frame: Any, outer_frames: bool = True, is_block: bool | None = None) -> Trace:
         if self._recorder is not None and self._recorder.running:
             raise UsageError("This trace is already recording; make a second one with sl.trace(...) to nest.")
         self._recorder = recorder = self._make()
@@ -200,7 +200,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             block._in_block = True
             try:
                 # The attribute of the function is the last recording.
-                traced.trace = block._start(sys._getframe(1))  # type: ignore[attr-defined]
+                traced.trace = block._start(sys._getframe(1), is_block=True)  # type: ignore[attr-defined]
                 result = function(*args, **kwargs)
             except BaseException as error:
                 block.__exit__(type(error), error, None)

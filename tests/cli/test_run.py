@@ -119,6 +119,19 @@ def test_an_exception_is_told_as_python_tells_it(tmp_path: Path) -> None:
     assert "RuntimeError" in t.info["exception"]
 
 
+@pytest.mark.parametrize("columns", ["60", "100", "200"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_screen_has_at_most_25_lines(tmp_path: Path, columns: str, fails: bool) -> None:
+    script = SPIRALS.read_text() + ("\ntorch.ones(2) @ torch.ones(3)\n" if fails else "")
+    (tmp_path / "train.py").write_text(script)
+    done = run(tmp_path, "train.py", "--steps", "5", env={**os.environ, "COLUMNS": columns})
+    assert done.returncode == fails
+    screen = done.stderr[done.stderr.index("\ntrace train ") :]
+    assert screen.count("\n") <= 25, screen
+    assert "\nproblems: " in screen
+    assert "Look at it: sightline show train.sight" in screen
+
+
 def test_only_some_training_steps(tmp_path: Path) -> None:
     done = run(tmp_path, "--steps", "1:3", "--capture", "head", "--stats", str(SPIRALS), "--steps", "5")
     assert done.returncode == 0
@@ -322,7 +335,6 @@ def test_names_are_quoted_for_the_shell(tmp_path: Path) -> None:
     )
     done = run(tmp_path, "--no-stats", "my script é.py")
     assert done.stderr.endswith("Look at it: sightline show 'my script é.sight'\n")
-    assert "more      sightline show 'my script é.sight'\n" in done.stderr
     assert "sightline run --stats finds NaN" in done.stderr
     assert not re.search(r"\bt\.\w+\(|stats=|path=|sl\.", done.stderr)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 import sightline as sl
 from sightline.convert.tables import TABLES
+from sightline.notation import time_text
 from tests.cli.recorded import (
     COMMAND,
     WITHOUT_TORCH,
@@ -65,8 +67,40 @@ def test_the_tables_are_listed_with_their_columns(run: Path) -> None:
         assert all(column.name in short for column in table.columns)
     assert max(map(len, short.splitlines())) <= 100
     long = told("sql", run, "--tables")
-    assert "  duration_ns  integer  host time, the recorder's own left out\n" in long
+    assert re.search(
+        r"\n  duration_ns +integer  host time with the ops in it, the recorder's own left out\n", long
+    )
     assert max(map(len, long.splitlines())) <= 100
+
+
+def test_a_sum_of_times_counts_nothing_twice(run: Path) -> None:
+    trace = sl.load(run)
+    (row,) = json.loads(f"[{told('sql', run, 'select sum(exclusive_ns) n from ops', '--json')}]")
+    innermost = [op for op in trace.ops if not len(trace.index.children(op.id))]
+    assert row["n"] == sum(op.duration for op in innermost if op.name != "Tensor.backward")
+    assert f", {time_text(row['n'])} in ops (" in str(trace)
+    calls = json.loads(told("sql", run, "select sum(exclusive_ns) n from module_calls", "--json"))
+    forward = re.search(r"in ops \(forward ([^·]*) ·", str(trace))
+    outside = sum(op.duration for op in trace.ops.where(level="aten", phase="forward") if op.call is None)
+    assert forward is not None
+    assert time_text(calls["n"] + outside) == forward[1]
+
+
+@pytest.mark.parametrize(
+    ("query", "noted"),
+    [
+        ("select sum(duration_ns) from ops", True),
+        ("select module, sum(o.duration_ns) from ops o group by 1", True),
+        ("select sum(duration_ns) from module_calls", True),
+        ("select sum(duration_ns) from ops where level = 'aten'", False),
+        ("select sum(exclusive_ns), max(duration_ns) from ops", False),
+        ("select sum(duration_ns) from steps", False),
+    ],
+)
+def test_a_sum_of_rows_in_each_other_is_noted(run: Path, query: str, noted: bool) -> None:
+    result = invoke("sql", run, query)
+    assert result.exit_code == 0
+    assert ("sum exclusive_ns" in result.stderr) is noted
 
 
 def test_a_table_is_cut_at_a_thousand_rows_and_says_so(run: Path) -> None:
@@ -150,7 +184,7 @@ def test_it_needs_no_torch(run: Path) -> None:
 def test_on_a_terminal_it_fits(run: Path) -> None:
     shown, status = on_terminal("sql", run, "select * from ops limit 5", "--no-pager", NO_COLOR="1")
     assert status == 0
-    assert shown.splitlines()[:3] == ["── row 1 " + "─" * 20, "id           0", "name         F.linear"]
+    assert shown.splitlines()[:3] == ["── row 1 " + "─" * 20, f"{'id':<19}  0", f"{'name':<19}  F.linear"]
     narrow, _ = on_terminal(
         "sql", run, "select id, text, module from ops limit 5", "--no-pager", NO_COLOR="1"
     )

@@ -101,15 +101,24 @@ def blocks(model: nn.Module, *inputs: Any, capsys: pytest.CaptureFixture[str]) -
     return capsys.readouterr().out
 
 
+class Options(nn.Module):
+    """A module that is given more than tensors."""
+
+    def forward(self, x: torch.Tensor, mask: Any, count: int, mode: str) -> torch.Tensor:
+        return x
+
+
 class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bare = nn.Linear(4, 4, bias=False)
         self.body = nn.Sequential(nn.Sequential(nn.ReLU()))
+        self.options = Options()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = k = self.bare(x)
         scores = q @ k.mT
+        self.options(scores[:20, :20], None, 3, "a")
         rest = 1 - scores
         index = torch.ones(2, dtype=torch.int64)
         return torch.cat([self.body(rest), scores[index]])
@@ -122,6 +131,8 @@ LINES = {
     "nested modules": r"\n  │  │  ● body\.0\.0 \(ReLU\)",
     "a module of your own": r"● Tensor\.@ @ \[Mixed\.forward\]",
     "a module of torch": r"● bare \(Linear\) .*\n  ├─ Input: .*\n  └─ Output: .*\n  │\n  ● Tensor\.mT",
+    "None, numbers, strings": r"Input: \[Tensor \[.*\] @ cpu, None, int, str\]",
+    "subscripts": r"● Tensor\[:20, :20\] @ \[Mixed\.forward\]",
     "operators": r"● Tensor\.- @ .*\n  ├─ Left: 1\n",
     "names of operands": r"├─ Q: .*\n  ├─ K\.mT: .*\n  └─ Scores: ",
     "dtypes": r"Tensor \[2\] int64 @ cpu",

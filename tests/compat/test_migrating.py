@@ -108,6 +108,7 @@ VALUES: dict[str, Callable[[Any], bool]] = {
     'trace_graph.Node("fc", {}, 1, 0, [], set())': lambda node: node != trace_graph.Node("fc"),
     "dot.source": lambda text: 'label="layers x 2"' in text,
     "dlb.predict(torch.ones(7, 4))": lambda node_io: node_io["output"]["output_values"].shape == (7, 8),
+    'dlb.graph.nodes["p_up_weight"]["layer_type"]': lambda kind: kind == "Weight",
     'dlb.graph.nodes["linear"]["layer_name"]': lambda name: name == "linear",
     'node_io["linear"]["input_values"]': lambda value: value is X,
     'node_io["cat"]["input_sources"]': lambda names: names == ["x", "linear_1"],

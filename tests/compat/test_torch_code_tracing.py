@@ -19,7 +19,6 @@ from torch import nn
 
 import sightline.compat.torch_code_tracing as adapter
 from sightline.compat.torch_code_tracing import TracingMode
-from sightline.errors import UsageError
 
 torch.set_num_threads(1)
 
@@ -210,16 +209,49 @@ def test_the_arguments_have_the_other_tool_s_names_and_defaults() -> None:
     assert defaults(TracingMode.print) == {"succinct": True}
 
 
-def test_entering_again_adds_ops_and_nesting_a_mode_in_itself_is_refused() -> None:
+def test_entering_again_adds_ops() -> None:
     mode = TracingMode(quiet=True)
     assert (mode.traces, mode.format()) == ([], "")
     for _ in range(2):
         with mode as entered:
             assert entered is mode
             torch.ones(1)
-            with pytest.raises(UsageError, match="already tracing"), mode:
-                pass
     assert [trace.op_str[:4] for trace in mode.traces] == ["ones", "ones"]
+
+
+def test_a_mode_inside_itself_reports_each_op_twice_as_one_that_is_on_the_stack_of_torch_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mode, x = TracingMode(color=False), torch.ones(1)
+    with mode:
+        x.neg()
+        with mode:
+            x.cos()
+            assert [trace.op_str[:3] for trace in mode.traces] == ["neg", "cos", "cos"]
+            x.sin()
+        x.exp()
+    assert [trace.op_str[:3] for trace in mode.traces] == ["neg", "cos", "cos", "sin", "sin", "exp"]
+    printed = [
+        line.removeprefix("│ # ")[:3] for line in capsys.readouterr().out.splitlines() if "│ #" in line
+    ]
+    assert printed == ["neg", "cos", "cos", "sin", "sin", "exp"]
+
+
+def test_traces_are_one_list_that_may_be_changed() -> None:
+    mode, x = TracingMode(quiet=True), torch.ones(1)
+    traces = mode.traces
+    with mode:
+        x.neg()
+        mode.traces.clear()
+        x.cos()
+        assert [trace.op_str[:3] for trace in mode.traces] == ["cos"]
+    assert mode.traces is traces
+    assert mode.format().splitlines()[-1] == "│ # cos(f32[1]) -> f32[1];"
+    mode.traces.clear()
+    assert (mode.traces, mode.format()) == ([], "")
+    with mode:
+        x.sin()
+    assert [trace.op_str[:3] for trace in traces] == ["sin"]
 
 
 def test_backward_ops_have_the_lines_of_their_forward_ops(capsys: pytest.CaptureFixture[str]) -> None:

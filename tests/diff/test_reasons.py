@@ -200,3 +200,38 @@ def test_results_of_one_line_are_told_apart() -> None:
     found = _compared(middle(0), middle(1)).divergence
     assert found is not None
     assert "result 1 of that line, against result 2 of it" in found.text, found.text
+
+
+# -- random numbers ------------------------------------------------------------------------------------------
+
+DRAWS: dict[str, tuple[Any, Any, int, str, str]] = {
+    "another seed": (
+        lambda _, x: x + torch.randn(WIDTH), lambda _, x: x + torch.randn(WIDTH), 1,
+        "random", "the two sides draw other random numbers"),
+    "a dropout with another seed": (
+        lambda _, x: F.dropout(x), lambda _, x: F.dropout(x), 1,
+        "random", "the two sides draw other random numbers"),
+    "equal draws around other means": (
+        lambda _, x: torch.normal(x.sin(), 1.0), lambda _, x: torch.normal(x.cos(), 1.0), 0,
+        "op", "Tensor.sin against Tensor.cos"),
+    "equal integers, and another op": (
+        lambda _, x: F.relu(x[:, torch.randperm(5)]), lambda _, x: F.gelu(x[:, torch.randperm(5)]), 0,
+        "op", "F.relu against F.gelu"),
+    "a draw that one side lacks": (
+        lambda _, x: x + torch.randn(WIDTH), lambda _, x: x, 0,
+        "random", "draws random numbers, only on the first side"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DRAWS)
+def test_random_numbers_are_the_reason_only_where_they_differ(what: str) -> None:
+    one, other, seed, kind, text = DRAWS[what]
+    traces = []
+    for middle, offset in ((one, 0), (other, seed)):
+        torch.manual_seed(0)
+        model, x = Body(middle), inputs()
+        torch.manual_seed(2 + offset)
+        traces.append(recorded(model, x))
+    found = sl.diff(*traces).divergence
+    assert found is not None
+    assert (found.reason.kind, found.reason.text) == (kind, text)

@@ -1,4 +1,4 @@
-"""``make fuzz``: damaged recordings, each read in many ways; interrupted and killed ones.
+"""``make fuzz``: damaged recordings, each read in many ways; interrupts, kills; screens of random jobs.
 
 Prints the seed of everything that ends in anything but a result or one sentence; the same seed makes the same
 file again: ``python -m tests.fuzz --bundles 1 --journals 0 --seed 1234``. Each has limits on memory and time.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import shutil
 import sys
 import tempfile
 import time
@@ -15,9 +16,12 @@ from pathlib import Path
 
 from sightline.errors import SightlineError
 from sightline.recording.native.engine import resolve_engine
+from tests.fuzz.endings import check_endings
 from tests.fuzz.interrupting import PHASES, WAYS, at_places, at_random
 from tests.fuzz.running import Failure, fuzz
+from tests.ranks.job_exam import FAULTS, Job, errors
 from tests.recording.streaming.killed import check_kills
+from tests.recording.streaming.last_programs import PROGRAMS, wrong_cuts
 
 _TOGETHER = 25  # interrupted recordings in one process
 
@@ -32,6 +36,11 @@ def main() -> int:
         "--places", type=int, default=0, metavar="N", help="interrupt every N-th place there is; 1 for all"
     )
     parser.add_argument("--kills", type=int, default=0, help="how many recording processes are killed")
+    parser.add_argument(
+        "--cuts", type=int, default=0, metavar="N", help="cut N of 120 recordings at every op with last="
+    )
+    parser.add_argument("--jobs", type=int, default=0, help="how many random jobs of some ranks are examined")
+    parser.add_argument("--endings", type=int, default=0, help="how many recording processes end in odd ways")
     parser.add_argument("--seed", type=int, default=None, help="of the first one; others count up from it")
     parser.add_argument("--seconds", type=float, default=None, help="stop after this long")
     parser.add_argument("--all", action="store_true", help="read each file in every way, not in some")
@@ -49,6 +58,9 @@ def main() -> int:
         failed += _interrupts(asked.interrupts, seed, Path(folder))
         failed += _places(asked.places, seed, Path(folder))
         failed += _kills(asked.kills, seed, Path(folder) / "kills")
+        failed += _endings(asked.endings, seed, Path(folder) / "endings")
+        failed += _cuts(asked.cuts, seed, Path(folder) / "cuts")
+        failed += _jobs(asked.jobs, seed, Path(folder))
     for failure in failed[:50]:
         print(failure)
     return 1 if failed else 0
@@ -97,6 +109,56 @@ def _kills(count: int, seed: int, folder: Path) -> list[Failure]:
         return [Failure("kill", seed, "load", f"{type(error).__name__}: {error}")]
     print(f"kills: {count} with seed {seed}, {time.monotonic() - began:.0f} s, 0 failed")
     return []
+
+
+def _endings(count: int, seed: int, folder: Path) -> list[Failure]:
+    """Exits, crashes, kills and removed folders, each with its promise."""
+    began = time.monotonic()
+    failed = check_endings(count, seed, folder)
+    if count:
+        print(f"endings: {count} with seed {seed}, {time.monotonic() - began:.0f} s, {len(failed)} failed")
+    return failed
+
+
+def _cuts(count: int, seed: int, folder: Path) -> list[Failure]:
+    """Cut recordings of programs at every op: another program, level and engine for each seed."""
+    began, failed, done = time.monotonic(), [], 0
+    engines = sorted({engine for engine, _ in _ways()})
+    every = list(itertools.product(("both", "aten", "api"), PROGRAMS, engines))
+
+    def cuts(ops: int) -> range:
+        nonlocal done
+        done += ops
+        return range(1, ops + 1)
+
+    for number in range(seed, seed + min(count, len(every))):
+        level, program, engine = every[number % len(every)]
+        where = folder / str(number)
+        where.mkdir(parents=True)
+        try:
+            wrong = list(wrong_cuts(program, where, cuts, engine=engine, ops=level))
+        except SightlineError as error:
+            wrong = [f"{program}: {type(error).__name__}: {error}"]
+        failed += [Failure("cut", number, f"{engine} {level}", what) for what in wrong]
+        shutil.rmtree(where)
+    if count:
+        print(f"cuts: {done} of {min(count, len(every))} recordings, {time.monotonic() - began:.0f} s, "
+              f"{len(failed)} failed")  # fmt: skip
+    return failed
+
+
+def _jobs(count: int, seed: int, folder: Path) -> list[Failure]:
+    """Random jobs, healthy ones and some with a planted fault: what their screens say wrongly."""
+    began, failed = time.monotonic(), []
+    for number in range(seed, seed + count):
+        fault = ("", *FAULTS)[number % (len(FAULTS) + 1)]
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            wrong = errors(Job.of(number, fault), Path(own))
+        failed += [Failure("job", number, fault or "healthy", each) for each in wrong]
+    if count:
+        print(f"jobs: {count} with seeds {seed} … {seed + count - 1}, {time.monotonic() - began:.0f} s, "
+              f"{len(failed)} failed")  # fmt: skip
+    return failed
 
 
 if __name__ == "__main__":

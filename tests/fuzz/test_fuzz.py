@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.endings import check_endings
 from tests.fuzz.mutations import flipped, somewhere
 from tests.fuzz.running import fuzz
 
@@ -25,3 +26,7 @@ def test_the_same_seed_makes_the_same_file() -> None:
 @pytest.mark.parametrize("seed", [20797, 22256])
 def test_what_once_failed(seed: int, tmp_path: Path) -> None:
     assert fuzz("journal", [seed], tmp_path, everything=True) == (1, [])
+
+
+def test_odd_endings_leave_what_is_promised(tmp_path: Path) -> None:
+    assert [str(one) for one in check_endings(3, 7, tmp_path)] == []

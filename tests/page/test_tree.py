@@ -140,3 +140,13 @@ def test_calls_on_growing_tensors_are_one_group() -> None:
             b.op("mul.Tensor", b.value(1, length), 0.5, out=(1, length))
         b.op("argmax", b.value(1, length), out=(1,))
     assert outline(b.build(), 0) == ["group Decoder ×6"]
+
+
+def test_steps_that_alternate_are_named_with_the_length_of_a_round() -> None:
+    with sl.trace() as t:
+        for number in range(8):
+            with sl.step(f"step{number}"):
+                x = torch.ones(3).relu()
+                if number % 4 == 3:
+                    x.tanh()
+    assert outline(t, 0) == ["group step0 … step7, in rounds of 4 steps ×2"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -14,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import sightline as sl
 from sightline.analysis.problems.problem import Problem
 from sightline.ranks.overview import rank_problems
+from sightline.trace.bundle import load, save
 from sightline.trace.bundle.writer import amend_info
 
 
@@ -43,3 +46,22 @@ def problems_of(path: Path) -> list[Problem]:
     run = sl.load(path)._run()
     assert run is not None
     return [each for each in rank_problems(run) if each.kind != "straggler"]
+
+
+def let_ranks_wait(path: Path) -> None:
+    """Move the ops of all ranks as if these had left each collective together, all in one group."""
+    t = sl.load(path)
+    at = {rank: t.ranks[rank].collectives.ops for rank in t.ranks}
+    starts = {rank: t.ranks[rank].data.ops.start[at[rank]] for rank in t.ranks}
+    work = [np.diff(each, prepend=0) for each in starts.values()]
+    together = np.cumsum(np.max(work, axis=0))  # when the last rank comes to each
+    for rank, own in zip(at, work, strict=True):
+        data = load(path / f"rank{rank}.sight")
+        arrivals = np.concatenate([[0], together[:-1]]) + own
+        # All that runs after a collective begins when the last rank has come to it.
+        moved = np.concatenate([[0], together - np.cumsum(own)])
+        before = np.searchsorted(at[rank], np.arange(len(data.ops)), side="left")
+        ops = dataclasses.replace(data.ops, start=data.ops.start + moved[before])
+        assert (ops.start[at[rank]] == arrivals).all()
+        save(dataclasses.replace(data, ops=ops), path / f"rank{rank}.sight")
+        data.close()

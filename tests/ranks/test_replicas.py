@@ -42,6 +42,36 @@ def test_replicas_that_drift_apart_and_ranks_in_other_modes(tmp_path: Path) -> N
     assert modes.detail.endswith(line(run, 7))
 
 
+@pytest.mark.parametrize("update", [1, 2, 3])
+def test_an_update_that_writes_a_weight_twice_counts_once(tmp_path: Path, update: int) -> None:
+    def run(rank: int) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)  # decays, then updates
+        for step in range(3):
+            optimizer.zero_grad()
+            sign = -1 if step == update - 1 and rank == 1 else 1
+            (sign * model(torch.ones(2, 4)).sum()).backward()
+            optimizer.step()
+
+    record_ranks(tmp_path / "run.sight", run, 2, stats=sl.Stats(parameters=True))
+    (drift,) = problems_of(tmp_path / "run.sight")
+    assert drift.title == f"weight of rank 1 differs from that of rank 0 since its update {update}"
+
+
+def test_a_weight_that_is_changed_by_hand_has_no_update(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        model(torch.ones(2, 4)).sum().backward()
+        with torch.no_grad():
+            model.weight.mul_(1 + rank)
+
+    record_ranks(tmp_path / "run.sight", run, 2, stats=sl.Stats(parameters=True))
+    (drift,) = problems_of(tmp_path / "run.sight")
+    assert drift.title == "weight of rank 1 differs from that of rank 0 since a change of it"
+
+
 def test_a_rank_that_also_evaluates_is_in_no_other_mode(tmp_path: Path) -> None:
     def run(rank: int) -> None:
         torch.manual_seed(0)
@@ -68,7 +98,7 @@ def test_equal_batches_of_replicas_are_noticed(tmp_path: Path) -> None:
     record_ranks(tmp_path / "same.sight", replica, 2, stats=True)
     (problem,) = problems_of(tmp_path / "same.sight")
     assert problem.kind == "same-batch"
-    assert problem.title == "All 2 replicas are given the same batch in the one step recorded"
+    assert problem.title == "Both replicas are given the same batch in the one step recorded"
     assert problem.place.endswith(line(replica, 6))
     record_ranks(tmp_path / "own.sight", lambda rank: replica(rank, batch=rank + 1.0), 2, stats=True)
     assert problems_of(tmp_path / "own.sight") == []
@@ -96,7 +126,7 @@ def test_batches_of_tokens_are_compared(tmp_path: Path, engine: str) -> None:
         tmp_path / "same.sight", lambda rank: language_model(rank, (50, 50)), 2, stats=True, engine=engine
     )
     (problem,) = problems_of(tmp_path / "same.sight")
-    assert problem.title == "All 2 replicas are given the same batch in each of 2 steps"
+    assert problem.title == "Both replicas are given the same batch in each of 2 steps"
     assert problem.place.endswith(line(language_model, 8))
     record_ranks(
         tmp_path / "own.sight", lambda rank: language_model(rank, (50, 49)), 2, stats=True, engine=engine
@@ -110,7 +140,7 @@ def test_equal_dropout_of_replicas_is_noticed(tmp_path: Path) -> None:
     )
     (problem,) = problems_of(tmp_path / "run.sight")
     assert (problem.kind, problem.severity.word) == ("seeds", "note")
-    assert problem.title == "All 2 replicas draw the same random numbers"
+    assert problem.title == "Both replicas draw the same random numbers"
     assert problem.place.endswith(line(replica, 6))
 
 
@@ -139,7 +169,7 @@ def test_other_seeds_of_replicas_that_a_program_makes_itself(tmp_path: Path) -> 
     record_ranks(tmp_path / "run.sight", lambda rank: by_hand(rank, (0, 0, 7)), 3, stats=True)
     problems = problems_of(tmp_path / "run.sight")
     assert [each.kind for each in problems] == ["seeds"]
-    assert problems[0].title == "weight is not the same on rank 2 as on rank 0 when the recording begins"
+    assert problems[0].title == "weight is not the same on rank 2 as on rank 0 before the first forward pass"
     assert problems[0].detail == "rank 0 has the seed 0, rank 2 has the seed 7"
     assert problems[0].place.endswith(line(by_hand, 2))
 

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
 
+import sightline as sl
 from sightline.recording.compilations import AfterImport, Compilations
+from tests.recording.engines import BOTH_ENGINES
+
+
+class Branches(nn.Module):
+    """Two branches, whose results are a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.left(x), self.right(x).tanh()
 
 
 @pytest.fixture
@@ -68,3 +85,21 @@ def test_a_compilation_goes_on_though_it_cannot_be_noted() -> None:
     watch._start()
     watch._end()
     assert [str(fault) for fault in faults] == ["not now"] * 2
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_regions_are_counted_as_torch_counts_its_graphs(engine: Any, backend: str) -> None:
+    """Neither backward passes nor frames without anything to compile are regions."""
+    torch._dynamo.reset()
+    net = Branches()
+    compiled = torch.compile(net, backend=backend)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with sl.trace(net, engine=engine) as t:
+            for _ in range(3):
+                sum(compiled(torch.ones(2, 4))).sum().backward()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+    assert t.info["compilations"] == graphs == 1
+    assert "compiled  1 region in" in str(t)

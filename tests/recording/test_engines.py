@@ -18,21 +18,12 @@ import torch
 
 import sightline as sl
 from tests.recording.architectures import ZOO, Architecture
+from tests.recording.engine_parity import UNDER_A_MODE
 from tests.recording.engines import needs_native
 from tests.recording.test_architectures import _forget_tables, pristine
 
 pytestmark = [needs_native, pytest.mark.filterwarnings("ignore")]
 
-#: Dispatcher ops that differ when a mode is active, and what both sides are compared as; "" is left out.
-#: Autograd saves results through `detach` and adds gradients out of place, shapes are changed by `view` where
-#: the plain run uses `_reshape_alias`, what an in-place op copies for autograd shows by itself.
-UNDER_A_MODE = {
-    "detach": "", "add.Tensor": "add", "add_.Tensor": "add", "view": "view", "_reshape_alias": "view",
-    "clone": "", "_ctc_loss.Tensor": "_ctc_loss", "index_put": "index_put", "index_put_": "index_put",
-    "scatter.value": "scatter", "scatter_.value": "scatter", "scatter_add": "scatter",
-    "scatter_add_": "scatter",
-    "zeros": "zeros", "zero_": "", "new_zeros": "zeros", "_local_scalar_dense": "", "alias": "",
-}  # fmt: skip
 #: Architectures where a mode takes torch another way altogether: a kernel for inference, another scan.
 OTHER_WAYS = {"canine": "max_pool1d without gradients has a kernel of its own, which a mode does not see"}
 #: API calls that the observer cannot see: they run no op.
@@ -40,7 +31,7 @@ WITHOUT_OPS = {"Tensor.contiguous", "Tensor.requires_grad_", "Tensor.data"}
 #: Calls whose arguments come from elsewhere: sizes that are spread from a `torch.Size` arrive as one list.
 SPREAD = {"Tensor.view", "Tensor.reshape", "Tensor.new", "Tensor.expand", "Tensor.permute"}
 #: What comes back is put together in Python; of the op alone the observer knows.
-COMPOSED = {"F.multi_head_attention_forward", "Tensor.unique", "Tensor.__eq__", "Tensor.eq"}
+COMPOSED = {"F.multi_head_attention_forward", "Tensor.unique"}
 
 
 @pytest.fixture(autouse=True, scope="module")

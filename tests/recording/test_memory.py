@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import sightline as sl
 from sightline.analysis.memory import MemoryUsage, usage_of
+from sightline.convert.query import Query
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.held_memory import held_memory
 from tests.recording.engines import BOTH_ENGINES
@@ -260,3 +261,18 @@ def test_the_peak_on_a_gpu_is_the_allocators(engine: Any) -> None:
     assert found.peak.nbytes + unseen == pytest.approx(most, rel=0.02)
     assert t.info["allocator"]["cuda:0"]["most"][1] == most
     assert "allocator" in str(t.memory())
+
+
+@BOTH_ENGINES
+def test_buffers_are_no_parameters(engine: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
+    with sl.trace(model, engine=engine) as t:
+        model(torch.ones(2, 2, 5, 5))
+    parameters = sum(each.nbytes for each in model.parameters())
+    buffers = sum(each.nbytes for each in model.buffers())
+    sizes = {use: sum(share.nbytes for share in usage_of(t.index)[0].by_kind() if share.name == use)
+             for use in ("parameters", "buffers")}  # fmt: skip
+    assert sizes == {"parameters": parameters, "buffers": buffers}
+    select = "select use, sum(bytes) from storages where use in ('parameters', 'buffers') group by 1"
+    with Query(t.index, select) as query:
+        assert dict(query.rows) == sizes

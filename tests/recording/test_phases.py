@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sightline as sl
-from tests.recording.engines import EVERY_WAY, options
+from tests.recording.engines import BOTH_ENGINES, EVERY_WAY, options
 from tests.recording.nets import Net
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -146,3 +146,15 @@ def test_a_step_that_raises_is_over(engine: str, kept: str, tmp_path: Path) -> N
         ("cos", "forward"),
         ("sin", "forward"),
     ]
+
+
+@BOTH_ENGINES
+def test_marks_for_a_profiler_are_no_ops(engine: Any) -> None:
+    net = Net()
+    optimizer = torch.optim.RMSprop(net.parameters(), foreach=False)
+    with sl.trace(net, engine=engine, ops="api") as t:
+        for _ in range(2):
+            F.mse_loss(net(X), Y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [op.name for op in t.ops if "profiler" in op.name] == []

@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 import sightline as sl
 from sightline.analysis.problems import Problem, Severity
 from tests.recording.architectures import ZOO, Architecture
+from tests.recording.engines import BOTH_ENGINES
 from tests.recording.problematic import BATCH, STATS, Calls, found, kinds, only, plain, trained
 from tests.recording.test_architectures import execute, prepare, pristine
 
@@ -182,3 +183,12 @@ def test_real_architectures_of_low_precision_are_healthy(name: str, precision: s
 def _lower(value: Any) -> Any:
     floating = isinstance(value, Tensor) and value.is_floating_point()
     return value.to(torch.bfloat16) if floating else value
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_a_dropout_in_evaluation_drops_nothing(engine: Any, guard: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
+    with sl.trace(model, engine=engine) as t, guard():
+        model(torch.ones(2, 4))
+    assert str(t.problems()).startswith("problems: none")

@@ -313,3 +313,38 @@ def test_advice_that_is_too_long_ends_with_a_sentence() -> None:
         "→ " + "Do this and that, and then some more of it, until all of it is done. " * 6
     )
     assert last.endswith(" done.")
+
+
+class _Deep(nn.Module):
+    """A parameter with a long name in a module of a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        encoder = nn.ModuleDict({"first_very_long_name_of_a_layer": nn.ModuleDict()})
+        layers = encoder["first_very_long_name_of_a_layer"]
+        for name in ("query_projection", "key_projection", "value_projection", "output_projection"):
+            layers[f"attention_{name}_of_the_layer"] = nn.Linear(4, 4)  # type: ignore[operator]  # a dict
+        self.encoder_of_the_whole_model = encoder
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.encoder_of_the_whole_model["first_very_long_name_of_a_layer"].values():  # type: ignore[operator]
+            x = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_the_last_screen_shortens_names_and_never_the_verdict(columns: int) -> None:
+    net = _Deep()
+    optimizer = torch.optim.SGD(net.head.parameters(), lr=0.1)
+    with sl.trace(net) as t:
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(2, 4)).mean().backward()
+            optimizer.step()
+    lines = [block.text for block in last_screen(t, "run.sight").within(columns)]  # type: ignore[union-attr]
+    told = " ".join(" ".join(lines).split())
+    assert "5 more get gradients, and no optimizer holds them [parameters-without-optimizer]" in told
+    assert "….attention_query_projection_of_the_layer.weight" in told
+    assert max(map(len, lines)) <= columns
+    assert len(lines) <= 15

@@ -47,7 +47,7 @@ def test_a_result_that_never_reaches_the_loss() -> None:
     assert problem.title.startswith(
         "weight, bias of Linear were used but got no gradient: the result of F.linear at "
     )
-    assert problem.title.endswith(" is unused")
+    assert problem.title.endswith(" does not reach the loss")
     assert problem.module == "second"
 
 

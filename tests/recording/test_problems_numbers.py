@@ -143,6 +143,46 @@ def test_a_loss_between_equal_shapes_is_healthy(loss: Any, squeeze: bool) -> Non
     assert kinds(t) == []
 
 
+#: Ways to a column: the loss, and how many numbers the model predicts.
+COLUMNS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
+    "slice": (lambda y, target: F.mse_loss(y[:, :1], target), 2),
+    "slice, written out": (lambda y, target: (y[:, 1:] - target).pow(2).mean(), 2),
+    "view": (lambda y, target: F.l1_loss(y.view(-1, 1), target), 1),
+    "view, written out": (lambda y, target: (y.flatten().view(-1, 1) - target).abs().mean(), 1),
+    "view of the target": (lambda y, target: (y.squeeze(-1) - target.view(-1, 1)).pow(2).mean(), 1),
+    "unsqueeze": (lambda y, target: F.huber_loss(y.squeeze(-1).unsqueeze(1), target), 1),
+    "gather": (lambda y, target: F.smooth_l1_loss(y.gather(1, y.argmax(-1, True)), target), 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("ops", ["both", "aten"])
+@pytest.mark.parametrize(("loss", "outputs"), COLUMNS.values(), ids=COLUMNS.keys())
+def test_a_column_that_was_sliced_or_viewed_meets_a_row(loss: Any, outputs: int, ops: Any) -> None:
+    model = nn.Linear(4, outputs)
+    with sl.trace(model, ops=ops) as t:
+        loss(model(torch.randn(BATCH, 4)), torch.randn(BATCH)).backward()
+    assert "broadcasts both to [6, 6], which becomes a loss" in only(t, "broadcast").title
+
+
+HEALTHY_PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one coordinate": lambda y, _: (y[:, :1] - y[:, 0]).pow(2).mean(),
+    "of a view": lambda y, _: (y[:, 0].view(-1, 1) - y[:, 0].detach()).abs().mean(),
+    "energy distance": lambda y, target: (y[:, 0][:, None] - target).abs().mean(),
+    "kernel": lambda y, target: (-(y[:, 0].unsqueeze(1) - target).pow(2)).exp().mean(),
+    "equal shapes": lambda y, target: F.mse_loss(y[:, :1], target[:, None]),
+    "rows": lambda y, target: F.mse_loss(y[:, 0], target),
+}
+
+
+@pytest.mark.parametrize("loss", HEALTHY_PAIRS.values(), ids=HEALTHY_PAIRS.keys())
+def test_pairs_that_are_meant_are_healthy(loss: Any) -> None:
+    model = nn.Linear(4, 2)
+    with sl.trace(model) as t:
+        loss(model(torch.randn(BATCH, 4)), torch.randn(BATCH)).backward()
+    assert kinds(t) == []
+
+
 def test_a_mask_without_its_channel() -> None:
     model = nn.Sequential(nn.Conv2d(3, 1, 3, padding=1), nn.Sigmoid())
     images, masks = torch.randn(4, 3, 8, 8), torch.rand(4, 8, 8)

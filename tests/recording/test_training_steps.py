@@ -191,3 +191,50 @@ def test_what_is_no_step_is_said_in_one_sentence(step: Any) -> None:
         loops.plain(model, 1)
     with pytest.raises(sl.UsageError, match=r"^step=.* must be a step, counted from 0: 3, '3:5', 'last'"):
         t.step(step)
+
+
+@pytest.mark.parametrize("ops", ["api", "both", "aten"])
+def test_an_evaluation_belongs_to_no_step_at_any_level(ops: Any) -> None:
+    model = loops.net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.trace(model, ops=ops) as t:
+        for _ in range(3):
+            model(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model(torch.randn(8, 4)).sum().item()
+    assert calls(t) == [1, 1, 1]
+
+
+def test_a_loss_that_is_read_after_an_average_of_weights_belongs_to_its_step() -> None:
+    model = loops.net()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    with sl.trace(model) as t:
+        for _ in range(3):
+            loss = model(torch.randn(5, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+            losses.append(loss.item())
+    for number, loss in enumerate(losses):
+        assert f"; loss {loss:.3g}\n" in str(t.step(number))
+        assert next(op.name for op in t.step(number).ops.where(level="api")) == "torch.randn"
+
+
+def test_a_loop_without_modules_has_its_steps_apart() -> None:
+    weight = torch.ones(4, 1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with sl.trace() as t:
+        for number in range(3):
+            x = torch.full((5, 4), float(number))
+            loss = (x @ weight).relu().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+    names = [[op.name for op in step.ops.where(level="api", phase="forward")] for step in t.steps]
+    assert names == [["torch.full", "@", "Tensor.relu", "Tensor.square", "Tensor.mean", "Tensor.item"]] * 3

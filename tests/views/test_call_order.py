@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import sightline as sl
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.views.call_order import call_order
@@ -81,3 +83,17 @@ def test_hostile_names_stay_text() -> None:
     view = call_order(hostile())
     assert "\x1b" not in str(view)
     assert "<script>" not in view._repr_html_()
+
+
+def test_training_and_evaluation_are_not_taken_together() -> None:
+    model = torch.nn.Linear(2, 1)
+    with sl.trace(model) as t:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+            model(torch.ones(1, 2))
+    assert str(t.call_order()).splitlines() == ["Linear #0…#2 ×3", "Linear #3…#4 ×2 without gradients"]
+    with sl.trace(model) as t, torch.no_grad():
+        model(torch.ones(1, 2))
+    assert str(t.call_order()) == "Linear #0", "all calls are without"

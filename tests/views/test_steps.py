@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch import nn
 
 import sightline as sl
 from sightline.analysis.step_summaries import StepSummary, step_summaries
+from sightline.notation import number_text
 from sightline.trace.data import StepInfo
+from sightline.views.overview import overview
 from sightline.views.steps import step_lines, step_table
 from tests.builders import TraceBuilder
 from tests.recording import training_loops as loops
@@ -174,3 +178,149 @@ def test_the_code_says_where_steps_begin() -> None:
     rules = [line.strip("═ ") for line in str(t.code()).splitlines() if line.startswith("══ ")]
     assert rules == [f"step {number} of 4" for number in range(4)]
     assert "══" not in str(t.code(step=1))
+
+
+def fact(trace: sl.Trace, title: str) -> str:
+    """A fact of the first screen, without its line breaks."""
+    text = re.sub(r"\n {10}(?=\S)", " ", str(trace))
+    return next((row[10:] for row in text.splitlines() if row.startswith(f"{title:<10}")), "")
+
+
+def trained(rates: list[float], schedule: Callable[[int], float], steps: int) -> sl.Trace:
+    """A run with a parameter group for each rate."""
+    layers = nn.ModuleList(nn.Linear(3, 1) for _ in rates)
+    groups = [{"params": layer.parameters(), "lr": rate} for layer, rate in zip(layers, rates, strict=True)]
+    optimizer = torch.optim.SGD(groups)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    x = torch.randn(2, 3)
+    with sl.trace(layers) as t:
+        for _ in range(steps):
+            sum(layer(x).mean() for layer in layers).backward()
+            optimizer.step()
+            scheduler.step()
+    return t
+
+
+def warm_up(step: int) -> float:
+    return min(step / 10, 0.97 * (1 - (step - 10) / 290) + 0.03)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_rate_shows_where_it_went_also_after_the_steps_that_are_kept(saved: bool, tmp_path: Path) -> None:
+    t = trained([1e-3], warm_up, 301)
+    if saved:
+        t.save(tmp_path / "run.sight")
+        t = sl.load(tmp_path / "run.sight")
+    assert fact(t, "one step").endswith("SGD (lr 0 → 0.001 → 3e-05)")
+
+
+def test_groups_whose_rates_differ_are_all_shown() -> None:
+    assert fact(trained([0.1, 0.1], lambda _: 1.0, 2), "one step").endswith("SGD (lr 0.1)")
+    told = fact(trained([0.1, 0.01], lambda step: 0.5**step, 2), "one step")
+    assert told.endswith("SGD (lr 0.1 → 0.05 and 0.01 → 0.005)")
+    told = fact(trained([0.1, 0.02, 0.3, 0.04], lambda _: 1.0, 2), "one step")
+    assert told.endswith("SGD (lr of 4 groups: 0.02 in the lowest, 0.3 in the highest)")
+
+
+def test_a_rate_that_goes_up_and_down_is_cut_and_counted() -> None:
+    told = fact(trained([1.0], lambda step: 1.0 + step % 2, 100), "one step")
+    assert told.endswith("SGD (lr 1 → 2 → 1 → 2 → … 95 more turns → 2)")
+
+
+def test_a_step_by_itself_has_its_optimizer_and_its_number() -> None:
+    t = trained([0.1, 0.01], lambda step: 0.5**step, 6)
+    view = str(overview(t._at(3, None)))
+    assert "\nstep      3, " in view
+    assert "shows one" not in view
+    assert "SGD (lr 0.00125 and 0.0125)" in view
+    several = str(overview(t._at("2:5", None)))
+    assert "\nsteps     3, " in several
+    assert "step=4 shows one" in several
+    assert "SGD (lr 0.0025 → 0.000625 and 0.025 → 0.00625)" in several
+
+
+def test_a_late_step_of_a_long_run_has_its_optimizer() -> None:
+    view = str(overview(trained([0.1], lambda _: 1.0, 270)._at(269, None)))
+    assert "; SGD\n" in view, "its rate is not known"
+
+
+RANGE = "the range over the 4 backward passes of a step"
+
+
+@pytest.mark.parametrize(
+    ("divide", "read", "told"),
+    [
+        (False, "each", f"{RANGE}, and their sum"),
+        (False, "last", "known of 1 of the 4 backward passes of a step"),
+        (True, "each", f"{RANGE}, which the program had divided by 4, and their sum"),
+        (
+            True,
+            "before",
+            f"{RANGE}, which the program then divides by 4, and their sum after that",
+        ),
+    ],
+)
+def test_losses_of_accumulated_gradients_say_whose_they_are(divide: bool, read: str, told: str) -> None:
+    model = loops.net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses: list[float] = []
+    with sl.trace(model) as t:
+        for number in range(8):
+            whole = model(torch.randn(5, 4)).pow(2).mean()
+            loss = whole / 4 if divide else whole
+            loss.backward()
+            if read != "last" or number % 4 == 3:
+                losses.append((whole if read == "before" else loss).item())
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert fact(t, "loss") == told
+    first = losses[: len(losses) // 2]
+    assert sorted(step_summaries(t.index)[0].losses[0]) == sorted(first)
+    row = next(row for row in str(t).splitlines() if row.startswith("0  "))
+    assert (f", sum {number_text(sum(first) / (4 if read == 'before' else 1))} " in row) is (read != "last")
+
+
+def test_the_losses_of_two_models_are_named_by_their_lines() -> None:
+    with sl.trace(stats=True) as t:
+        loops.adversarial(nn.Linear(4, 4), nn.Linear(4, 1), 3)
+    assert re.fullmatch(
+        r"of the backward passes at training_loops.py:\d+, training_loops.py:\d+", fact(t, "loss")
+    )
+
+
+def test_two_models_that_are_clipped_have_no_norm_together() -> None:
+    with sl.trace(stats=True) as t:
+        loops.adversarial(nn.Linear(4, 4), nn.Linear(4, 1), 3)
+    assert [step.norm for step in step_summaries(t.index)] == [None] * 3
+    first, second = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    with sl.trace() as t:
+        (first(torch.ones(2, 4)) + second(torch.ones(2, 4))).mean().backward()
+        nn.utils.clip_grad_norm_(first.parameters(), 1.0).item()
+        nn.utils.clip_grad_norm_(second.parameters(), 1.0).item()
+        optimizer.step()
+    assert [step.norm for step in step_summaries(t.index)] == [None]
+
+
+def test_evaluation_and_sampling_have_a_line() -> None:
+    model = loops.net()
+    with sl.trace(model) as t:
+        with torch.no_grad():
+            model(torch.randn(2, 4))
+        loops.evaluating(model, 2)
+        model(torch.randn(2, 4))
+    told = fact(t, "outside")
+    assert re.fullmatch(
+        r"the steps: Sequential ×7 without gradients, before the first step, after step 0, 1; .+ at the "
+        r"median; Sequential, after step 1; .+",
+        told,
+    )
+    with sl.trace(model) as t:
+        loops.plain(model, 2)
+    assert not fact(t, "outside")
+
+
+def test_a_loss_that_is_no_number_is_written_once() -> None:
+    rows = text([facts(0, losses=((math.nan,),)), facts(1, losses=((0.5, math.nan),))])
+    assert [row.split("  ")[-1] for row in rows] == [*map(str.strip, ("nan", "0.5 and nan"))]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+import torch
 
 import sightline as sl
 from sightline.api import Trace
@@ -216,3 +217,23 @@ def test_layers_that_differ_have_rows_of_their_own(change: str) -> None:
             layers[2](x)
     text = str(t.summary(width=None))
     assert "…" not in "".join(name for name in rows(text))
+
+
+def test_the_ops_of_layers_that_share_a_row_are_summed_like_its_calls() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.fc(x)
+            return x.view(4, 4).view(2, 8).relu()
+
+    model, rounds = torch.nn.Sequential(*(Layer() for _ in range(4))), 3
+    with sl.trace(model) as t:
+        for _ in range(rounds):
+            model(torch.ones(2, 8))
+    folded, unfolded = str(t.summary()), str(t.summary(fold=False))
+    assert f"· view ×{4 * 2 * rounds}, relu ×{4 * rounds}" in folded
+    assert f" {4 * rounds} " in rows(folded)["0…3"], "calls"
+    assert unfolded.count(f"· view ×{2 * rounds}, relu ×{rounds}") == 4

@@ -117,6 +117,20 @@ def leaf_ops(data: TraceData) -> NDArray[np.bool_]:
     return leaf
 
 
+def exclusive_times(data: TraceData) -> I64:
+    """The host time of each op alone, 0 where it is that of the ops inside: its sum counts nothing twice."""
+    return np.where(leaf_ops(data), data.ops.duration, 0).astype(np.int64)
+
+
+def exclusive_call_times(data: TraceData) -> I64:
+    """The time of each module call without the calls inside it."""
+    calls = data.calls
+    inside = calls.parent >= 0
+    inner = _sum_by(calls.parent[inside], calls.duration[inside], len(calls))
+    own: I64 = np.maximum(calls.duration - inner, 0)  # rounding must not make it negative
+    return own
+
+
 def uncounted(data: TraceData, scopes: Scopes, tops: Sequence[int]) -> dict[str, int]:
     """How many ops of each name have unknown FLOPs, in some scopes and all inside them.
 
@@ -175,11 +189,7 @@ def _own(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
 
 def _call_times(data: TraceData, scopes: Scopes) -> I64:
     """Time of the scopes' forward calls, without the calls inside them."""
-    calls = data.calls
-    inside = calls.parent >= 0
-    inner = _sum_by(calls.parent[inside], calls.duration[inside], len(calls))
-    own = np.maximum(calls.duration - inner, 0)  # rounding must not make it negative
-    forward = calls.phase == _FORWARD
+    own, forward = exclusive_call_times(data), data.calls.phase == _FORWARD
     return _sum_by(scopes.of_call[forward], own[forward], len(scopes.rows))
 
 
@@ -257,8 +267,8 @@ def is_opaque(data: TraceData) -> Mask:
 
 def compiled_text(data: TraceData) -> str:
     """How many regions were compiled during the recording, and how long it took; empty without any."""
-    count = int(data.info.get("compilations") or 0)
-    if not count:
+    count, spent = (int(data.info.get(name) or 0) for name in ("compilations", "compile_ns"))
+    if not count and not spent:
         return ""
-    duration = time_text(int(data.info.get("compile_ns") or 0))
-    return f"{count:,} region{'s' * (count > 1)} in {duration}"
+    regions = f"{count:,} region{'s' * (count > 1)}" if count else "backward passes"
+    return f"{regions} in {time_text(spent)}"

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from sightline.trace.data import I8, I32, I64, KINDS, TraceData
 
 #: What bytes are used for. Each kind of value counts as one of these.
-USES: Final = ("parameters", "state", "activations", "gradients", "other")
+USES: Final = ("parameters", "buffers", "state", "activations", "gradients", "other")
 #: Nanoseconds: 26 days. Twice as much, in microseconds, still has three exact decimals as a float.
 LONGEST: Final = 1 << 51
-_TEMPORARY: Final = 2  #: index of the first use that does not last to the end
-_USE_OF: Final = {"parameter": 0, "buffer": 0, "state": 1, "activation": 2, "gradient": 3}
+TEMPORARY: Final = 3  #: index of the first use that does not last to the end
+_USE_OF: Final = {"parameter": 0, "buffer": 1, "state": 2, "activation": 3, "gradient": 4}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def lifetimes(data: TraceData) -> Lifetimes:
     end_of_run = int(end.max(initial=0))
     used = first >= 0
     last = np.where(used, np.maximum(last, _free_times(data, end_of_run)), last)
-    last[used & (use < _TEMPORARY)] = end_of_run
+    last[used & (use < TEMPORARY)] = end_of_run
     first[used & (use == 0)] = 0
     return Lifetimes(data.storages, use, meta, first, last)
 
@@ -107,7 +107,7 @@ def memory_levels(data: TraceData) -> Iterator[Level]:
 def _level(device: str, rows: Lifetimes, chosen: NDArray[np.bool_]) -> Level:
     size = rows.bytes[chosen]
     use = rows.use[chosen]
-    temporary = use >= _TEMPORARY  # the others are in use until the recording ends
+    temporary = use >= TEMPORARY  # the others are in use until the recording ends
     times = np.concatenate([rows.first[chosen], rows.last[chosen][temporary]])
     moments, at = np.unique(times, return_inverse=True)
     change = np.zeros((len(moments), len(USES)), dtype=np.int64)

@@ -11,7 +11,6 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from sightline.analysis.producers import NO_PRODUCER, Producers
@@ -22,6 +21,7 @@ from sightline.notation import dtype_name
 from sightline.patterns import choices_text
 from sightline.trace.data import KINDS, LEVELS, PHASES
 from sightline.trace.index import Index
+from sightline.trace.size_origins import makes_size, size_path
 
 DEPTH: Final = 8  #: default for how many ops back from the value
 MOST: Final = 24  #: default for how many in all: a screen
@@ -423,18 +423,17 @@ def _dtype_origin(index: Index, producers: Producers, value: int) -> LineageOrig
 
 def _size_origins(index: Index, producers: Producers, value: int) -> list[LineageOrigin]:
     """The ops that made the sizes of a value, except those that a leaf brought along."""
-    metas, meta_of = index.raw.metas, index.raw.values.meta
-    shape = metas[int(meta_of[value])].shape
+    shape = index.raw.metas[int(index.raw.values.meta[value])].shape
     origins = []
-    for size in shape:
+    for dimension, size in enumerate(shape):
         if size > 1 and shape.count(size) == 1:
-            has = partial(_has_size, index, size)
-            origins.append(_origin(producers, value, f"size {size}", has))
-    return [one for one in origins if one is not None and one.sources][:_MAX_SIZES]
-
-
-def _has_size(index: Index, size: int, value: int) -> bool:
-    return size in index.raw.metas[int(index.raw.values.meta[value])].shape
+            path, _, maker = size_path(index.values[value], dimension)
+            producer = producers.of(path[-1].id) if maker is not None else NO_PRODUCER
+            sources = producers.sources(producer) if producer != NO_PRODUCER else []
+            if sources and maker is not None and makes_size(maker, size):
+                ids = tuple(each.id for each in path)
+                origins.append(LineageOrigin(f"size {size}", ids, producer, tuple(sources)))
+    return origins[:_MAX_SIZES]
 
 
 def _is_bad(index: Index, value: int) -> bool:

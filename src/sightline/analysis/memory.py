@@ -18,7 +18,10 @@ from sightline.analysis.select import Selection
 from sightline.patterns import path_matches
 from sightline.trace.data import I64, PHASES
 from sightline.trace.held_memory import (
+    ACTIVATIONS,
+    BUFFERS,
     GRADIENTS,
+    OTHER,
     PARAMETERS,
     STATE,
     USES,
@@ -34,9 +37,12 @@ from sightline.trace.user_frames import user_frame
 
 Mask = NDArray[np.bool_]
 _BACKWARD = PHASES.index("backward")
-_LASTING = (PARAMETERS, GRADIENTS, STATE)
+_LASTING = (PARAMETERS, BUFFERS, GRADIENTS, STATE)
 #: The index into ``held_memory.USES`` of each of ``lifetimes.USES``.
-_USE_INDEX = {"parameters": 0, "state": 2, "activations": 3, "gradients": 4, "other": 4}
+_USE_INDEX = {
+    "parameters": PARAMETERS, "buffers": BUFFERS, "state": STATE, "activations": ACTIVATIONS,
+    "gradients": OTHER, "other": OTHER,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -275,7 +281,7 @@ def memory_of(index: Index) -> HeldMemory:
     first_value[raw.values.storage[with_storage]] = with_storage
     uses = np.array([_USE_INDEX[name] for name in lifetimes.USES], dtype=np.int8)
     devices = np.array([*(meta.device for meta in raw.metas), "cpu"], dtype=object)
-    ends = np.where(spans.use[rows] < 2, -1, spans.last[rows])
+    ends = np.where(spans.use[rows] < lifetimes.TEMPORARY, -1, spans.last[rows])
     return memory_rows(
         raw, first_value[rows], spans.bytes[rows], spans.first[rows], ends, uses[spans.use[rows]],
         devices[spans.meta[rows]], rows, exact=False,

@@ -25,7 +25,7 @@ from sightline.analysis.cost import leaf_ops
 from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.notation import value_text
 from sightline.patterns import op_matches, path_matches
-from sightline.trace.data import FLAVOURS, KINDS, MUTATES, RAISED, UNFINISHED
+from sightline.trace.data import FLAVOURS, KINDS, MUTATES, RAISED, REQUIRES_GRAD, UNFINISHED
 from sightline.trace.index import Index, ModuleCall, Op, Value
 from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
 from sightline.trace.op_groups import UNINITIALIZED
@@ -413,6 +413,21 @@ def first_call(index: Index) -> tuple[ModuleCall, Value] | None:
         if returned is not None and not had_bad_input:
             return call, returned
     return None
+
+
+def nonfinite_reported(index: Index) -> bool:
+    """Whether a NaN or an infinity is worth a look: something made one, or a loss or a gradient holds one.
+
+    Masks, and memory that was overwritten before it was read, are not.
+    """
+    stats, values = index.raw.stats, index.raw.values
+    bad = stats.value[(stats.nans > 0) | (stats.infs > 0)]
+    single = np.array([meta.numel == 1 for meta in index.raw.metas], dtype=np.bool_)[values.meta[bad]]
+    losses = single & ((values.flags[bad] & REQUIRES_GRAD) != 0)
+    gradients = (values.kind[bad] == KINDS.index("gradient")) & (values.name[bad] >= 0)
+    if (losses | gradients).any():
+        return True
+    return bool(first_nonfinite(index) or nonfinite_sources(index) or first_call(index))
 
 
 def measured_all(index: Index) -> bool:

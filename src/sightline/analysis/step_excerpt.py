@@ -6,6 +6,7 @@ read in it become inputs; weights, gradients and optimizer state keep their kind
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -21,8 +22,8 @@ Bools = NDArray[np.bool_]
 _ACTIVATION, _GRADIENT, _INPUT = (d.KINDS.index(name) for name in ("activation", "gradient", "input"))
 #: Entries of ``info`` that hold only for a whole run.
 _WHOLE_RUN_KEYS = tuple(
-    "last dropped external allocator left_out compilations compile_ns asked training gradients "
-    "device_own_ns".split()
+    """last dropped external allocator left_out compilations compile_ns asked gradients device_own_ns
+    unrecorded_calls unrecorded_module""".split()
 )
 #: Entries that hold only for a span that ends with the run.
 _RUN_END_KEYS = ("exception", "unfinished", "note", "failure")
@@ -140,7 +141,53 @@ class _Excerpt:
         if isinstance(failure, dict) and type(failure.get("op")) is int:
             info["failure"] = failure | {"op": max(failure["op"] - self._span.first_op, -1)}
         name = f"{self._data.info.get('name') or 'of a run'}, {self._span.name}"
-        return info | {"name": name, "duration_ns": self._span.duration}
+        return info | {
+            "name": name, "duration_ns": self._span.duration, "excerpt": self._span.name,
+            "training": self._training(), "warnings": self._warnings(),
+        }  # fmt: skip
+
+    def _training(self) -> dict[str, Any]:
+        """The steps of optimizers inside the span, and these optimizers; schedules are of a whole run."""
+        info = self._data.info.get("training")
+        info = info if isinstance(info, dict) else {}
+        rows, optimizers = (
+            part if isinstance(part := info.get(name), list) else [] for name in ("steps", "optimizers")
+        )
+        ends = self._span.start, self._end_time
+        steps = [
+            [row[0], row[1] - ends[0], *row[2:]]
+            for row in rows
+            if isinstance(row, list) and len(row) > 1 and type(row[0]) is type(row[1]) is int
+            and ends[0] <= row[1] < ends[1]
+        ]  # fmt: skip
+        stepped = Counter(row[0] for row in steps)
+        if not stepped and len(optimizers) == 1:  # of a long run only the first steps are recorded
+            inside = (self._span.first_op <= step.first_op < self._span.end_op for step in self._marks())
+            stepped = Counter({0: sum(inside)})
+        new = {old: at for at, old in enumerate(sorted(stepped)) if 0 <= old < len(optimizers)}
+        kept = [
+            {key: item for key, item in optimizers[old].items() if key != "rates"} | {"steps": stepped[old]}
+            for old in new
+            if stepped[old] and isinstance(optimizers[old], dict)
+        ]
+        return {
+            "optimizers": kept, "schedulers": [], "count": stepped.total(),
+            "steps": [[new[row[0]], *row[1:]] for row in steps if row[0] in new],
+        }  # fmt: skip
+
+    def _warnings(self) -> list[Any]:
+        """The warnings that were shown first inside the span."""
+        rows, begin = self._data.info.get("warnings"), self._span.start
+        rows = [row for row in rows if isinstance(row, list)] if isinstance(rows, list) else []
+        return [
+            [*row[:3], row[3] - begin, *row[4:]]
+            for row in rows
+            if len(row) > 3 and type(row[3]) is int and begin <= row[3] < self._end_time
+        ]
+
+    def _marks(self) -> list[d.StepInfo]:
+        """The steps of optimizers, as the recording has them."""
+        return [step for step in self._data.steps if step.name == d.OPTIMIZER_STEP]
 
     def _steps(self) -> list[d.StepInfo]:
         """The steps inside the span."""

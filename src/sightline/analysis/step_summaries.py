@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from sightline.analysis.memory import memory_of
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import bare_name
-from sightline.trace.data import I64, LEVELS, PHASES, REQUIRES_GRAD, StepInfo
+from sightline.trace.data import I64, LEVELS, OPTIMIZER_STEP, PHASES, REQUIRES_GRAD, StepInfo, TraceData
 from sightline.trace.index import Index
 from sightline.trace.training_steps import innermost_steps, scaler_updates
 
@@ -111,6 +112,18 @@ _MAX_OPS: Final = 16  #: between a loss and the tensor that was read
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardPasses:
+    """The backward passes of a step that one line started."""
+
+    frame: int
+    count: int
+    known: int  #: how many of their losses are known
+    divided_before: float  #: by how much the program had divided the losses that are shown
+    divided_after: float  #: and by how much it divides them after that, before the backward pass
+    adds_up: bool = True  #: the update is made with the sum of their gradients; not so those of a closure
+
+
+@dataclass(frozen=True, slots=True)
 class StepSummary:
     """A step in numbers; unknown ones are None or empty."""
 
@@ -121,24 +134,40 @@ class StepSummary:
     norm: float | None
     peak: int
     skipped: bool  #: a gradient scaler found an infinity, and the optimizer did not step
+    passes: tuple[BackwardPasses, ...] = ()  #: those whose losses are known, in the order of ``losses``
+
+
+#: What `step_numbers` returned, as long as its index lives: the first screen and several checks ask for it.
+_numbers: Final[WeakKeyDictionary[Index, list[StepSummary]]] = WeakKeyDictionary()
 
 
 def step_summaries(index: Index) -> list[StepSummary]:
     """Every step of a run, in order."""
+    steps = step_numbers(index)
+    peaks = _peaks(index, [step.info for step in steps]) if steps else []
+    return [replace(step, peak=peak) for step, peak in zip(steps, peaks, strict=True)]
+
+
+def step_numbers(index: Index) -> list[StepSummary]:
+    """Every step of a run, in order, without its peak of memory."""
+    if index not in _numbers:
+        _numbers[index] = list(_read_steps(index))
+    return _numbers[index]
+
+
+def _read_steps(index: Index) -> Iterator[StepSummary]:
     steps = numbered_steps(index)
     if not steps:
-        return []
-    reader, peaks = _ScalarReader(index), _peaks(index, [*steps.values()])
+        return
+    reader = _ScalarReader(index)
     updates, phase = np.array(scaler_updates(index.raw), dtype=np.int64), index.raw.ops.phase
-    summaries = []
-    for (number, info), peak in zip(steps.items(), peaks, strict=True):
+    for number, info in steps.items():
         phases = phase[info.first_op : info.end_op]
         updated = ((updates >= info.first_op) & (updates < info.end_op)).any()
         skipped = bool(updated and (phases == _BACKWARD).any() and not (phases == _OPTIMIZER).any())
-        losses, norm = reader.losses(info), reader.norm(info)
-        ops = info.end_op - info.first_op
-        summaries.append(StepSummary(number, info, ops, losses, norm, peak, skipped))
-    return summaries
+        losses, passes = reader.losses(info)
+        ops, norm = info.end_op - info.first_op, reader.norm(info)
+        yield StepSummary(number, info, ops, losses, norm, 0, skipped, passes)
 
 
 def _peaks(index: Index, steps: Sequence[StepInfo]) -> list[int]:
@@ -155,30 +184,119 @@ def _peaks(index: Index, steps: Sequence[StepInfo]) -> list[int]:
     return peaks
 
 
+def backward_ops(data: TraceData) -> I64:
+    """The ops that start backward passes: calls of ``backward``.
+
+    Where no API calls were recorded they are the ops that make the gradient of the loss, which is 1.
+    """
+    starts = _ops_named(data, frozenset({"backward"}), "api")
+    if len(starts) or data.info.get("ops") != "aten":
+        return starts
+    starts = _ops_named(data, frozenset({"ones_like"}), "aten")
+    return starts[[_starts_backward(data, frame) for frame in data.ops.frame[starts].tolist()]]
+
+
+def _starts_backward(data: TraceData, frame: int) -> bool:
+    """Whether ``backward``, not ``torch.autograd.grad``, makes its first gradient in a frame."""
+    caller = int(data.frames.parent[frame]) if frame >= 0 else -1
+    if caller < 0:
+        return False
+    functions = [data.codes[data.frames.code[at]].function for at in (frame, caller)]
+    return functions == ["_make_grads", "backward"]
+
+
 class _ScalarReader:
     """The single numbers that the run read from its tensors: losses and gradient norms."""
 
     def __init__(self, index: Index) -> None:
         self._index, self._data = index, index.raw
+        self._frames: dict[tuple[int, int], int] = {}  # of each line that starts backward passes, the first
         self._origin = cache(self._find_origin)  # the chains of a counter, read at every step, overlap
 
-    def losses(self, step: StepInfo) -> tuple[tuple[float, ...], ...]:
-        """The known losses of a step, by the line that started their backward pass."""
-        by_frame: dict[int, list[float]] = {}
+    def losses(self, step: StepInfo) -> tuple[tuple[tuple[float, ...], ...], tuple[BackwardPasses, ...]]:
+        """The known losses of a step by the line that started their backward pass, and these passes."""
+        by_line: dict[tuple[int, int], list[tuple[float | None, float, float]]] = {}
+        first_ops: dict[tuple[int, int], int] = {}
         for op, value, frame in self._roots:
             if step.first_op <= op < step.end_op:
-                number = self._number(self._same_number(value))
-                if number is not None:
-                    by_frame.setdefault(frame, []).append(number)
-        return tuple(map(tuple, by_frame.values()))
+                line = self._line(frame)
+                self._frames.setdefault(line, frame)
+                first_ops.setdefault(line, op)
+                by_line.setdefault(line, []).append(self._loss(value))
+        losses, passes = [], []
+        for line, each in by_line.items():
+            known = [number for number, _, _ in each if number is not None]
+            if known:
+                losses.append(tuple(known))
+                frame, adds_up = self._frames[line], not self._is_in_update(first_ops[line])
+                passes.append(BackwardPasses(frame, len(each), len(known), *each[0][1:], adds_up))
+        return tuple(losses), tuple(passes)
+
+    def _loss(self, root: int) -> tuple[float | None, float, float]:
+        """A loss, by how much it had been divided, and by how much it is divided after it was read."""
+        chain = self._same_number(root)
+        shown = next((at for at, value in enumerate(chain) if value in self._read), None)
+        if shown is None:
+            measured = [at for at, value in enumerate(chain) if self._index.numbers(value) is not None]
+            shown = measured[-1] if measured else len(chain) - 1
+        divisors = [self._divisor(value) for value in chain]
+        return self._number(chain), math.prod(divisors[shown:]), math.prod(divisors[:shown])
+
+    def _divisor(self, value: int) -> float:
+        """The constant that the op which produced a single number divided by; 1 for any other op."""
+        name, _ = self._producer(value)
+        if name not in _MULTIPLES:
+            return 1.0
+        form = self._data.forms[int(self._data.ops.form[self._data.values.producer[value]])]
+        constants = [arg for arg in form.args if type(arg) in (int, float)]
+        if len(constants) != 1 or not constants[0]:
+            return 1.0
+        return float(constants[0]) if name in _QUOTIENTS else 1 / constants[0]
+
+    def _is_in_update(self, op: int) -> bool:
+        """Whether an optimizer runs an op: each loss of its closure is an evaluation of its own."""
+        begins, ends = self._updates
+        at = int(np.searchsorted(begins, op, side="right")) - 1
+        return at >= 0 and bool(op < ends[at])
+
+    @cached_property
+    def _updates(self) -> tuple[I64, I64]:
+        """Where the steps of optimizers begin and end."""
+        spans = sorted(
+            (each.first_op, each.end_op) for each in self._data.steps if each.name == OPTIMIZER_STEP
+        )
+        begins, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+        return begins, ends
+
+    def _line(self, frame: int) -> tuple[int, int]:
+        """The user's line of a frame: a closure's is one, from wherever its optimizer calls it."""
+        frame = int(self._index.user_frames[frame]) if frame >= 0 else -1
+        frames = self._data.frames
+        return (int(frames.code[frame]), int(frames.line[frame])) if frame >= 0 else (-1, -1)
 
     def norm(self, step: StepInfo) -> float | None:
-        """The norm of the gradients, as clipping computed it; else from the statistics of the gradients."""
-        clipped = [value for op, value in self._clipped if step.first_op <= op < step.end_op]
+        """The norm of the gradients, as clipping computed it; else from the statistics of the gradients.
+
+        None for several models that are trained in turns: each has a norm of its own.
+        """
+        clipped = [each for each in self._clipped if step.first_op <= each[0] < step.end_op]
         if clipped:
-            return self._number(clipped[-1:])
-        squares = {name: each for op, name, each in self._gradients if step.first_op <= op < step.end_op}
+            alone = len({line for _, _, line in clipped}) == 1
+            return self._number([clipped[-1][1]]) if alone else None
+        if self._several_optimizers:
+            return None
+        own = [each for each in self._gradients if step.first_op <= each[0] < step.end_op]
+        used = self._read_by_optimizers(step) if own else set()
+        own.sort(key=lambda each: each[2] in used)  # one that an optimizer read wins over a later one
+        squares = {name: square for _, name, _, square in own}
         return math.sqrt(sum(squares.values())) if squares else None
+
+    def _read_by_optimizers(self, step: StepInfo) -> set[int]:
+        """The values that the optimizers of a step read."""
+        ops, first, end = self._data.ops, step.first_op, step.end_op
+        readers = np.repeat(ops.phase[first:end], np.diff(ops.input_offsets[first : end + 1]))
+        reads = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
+        return set(reads[readers == _OPTIMIZER].tolist())
 
     # -- numbers -----------------------------------------------------------------------------------------
 
@@ -253,7 +371,7 @@ class _ScalarReader:
     def _literal_zeros(self) -> set[int]:
         """The results of ``torch.tensor(0.0)``."""
         ops, forms = self._data.ops, self._data.forms
-        creators = self._ops_named(frozenset({"tensor"}), "api")
+        creators = _ops_named(self._data, frozenset({"tensor"}), "api")
         creators = creators[np.diff(ops.output_offsets)[creators] == 1]
         zeros = [op for op in creators.tolist() if forms[int(ops.form[op])].args[:1] == (0,)]
         return set(ops.outputs[ops.output_offsets[zeros]].tolist())
@@ -262,42 +380,40 @@ class _ScalarReader:
 
     @cached_property
     def _roots(self) -> list[tuple[int, int, int]]:
-        """Where backward passes start: the op, the value and the frame."""
-        ops = self._data.ops
-        starts = self._ops_named(frozenset({"backward"}), "api")
-        if not len(starts):  # dispatcher ops alone: the gradient of the loss is 1
-            starts = self._ops_named(frozenset({"ones_like"}), "aten")
-            after = np.minimum(starts + 1, len(ops) - 1)
-            starts = starts[(ops.phase[starts] == _BACKWARD) | (ops.phase[after] == _BACKWARD)]
-        starts = starts[np.diff(ops.input_offsets)[starts] > 0]
-        values, frames = ops.inputs[ops.input_offsets[starts]], ops.frame[starts]
-        return list(zip(starts.tolist(), values.tolist(), frames.tolist(), strict=True))
+        return backward_starts(self._data)
+
+    @property
+    def _several_optimizers(self) -> bool:
+        info = self._data.info.get("training")
+        optimizers = info.get("optimizers") if isinstance(info, dict) else None
+        return isinstance(optimizers, list) and len(optimizers) > 1
 
     @cached_property
-    def _clipped(self) -> list[tuple[int, int]]:
-        """The norms that clipping computed: the op and the value."""
+    def _clipped(self) -> list[tuple[int, int, int]]:
+        """The norms that clipping computed: the op, the value, and the frame that called for it."""
         data, ops = self._data, self._data.ops
         clips = [code.function.rpartition(".")[2] in _CLIPPING for code in data.codes]
         if not any(clips):
             return []
         inside = np.append(np.array(clips, dtype=np.bool_)[data.frames.code], False)[ops.frame]
-        norms = self._ops_named(_NORMS)
+        norms = _ops_named(self._data, _NORMS)
         norms = norms[inside[norms] & (np.diff(ops.output_offsets)[norms] == 1)]
-        return list(zip(norms.tolist(), ops.outputs[ops.output_offsets[norms]].tolist(), strict=True))
+        values = ops.outputs[ops.output_offsets[norms]].tolist()
+        callers = map(partial(self._caller, clips), ops.frame[norms].tolist())
+        return list(zip(norms.tolist(), values, callers, strict=True))
 
-    def _ops_named(self, bare_names: frozenset[str], level: str | None = None) -> I64:
-        """The ops of these names, without namespaces and overloads."""
-        ops, names = self._data.ops, self._data.names
-        mask = np.zeros(len(ops), dtype=np.bool_)
-        for number, each in enumerate(LEVELS):
-            if level in (None, each):
-                ids = [id for id, name in enumerate(names) if bare_name(name, each) in bare_names]
-                mask |= (ops.level == number) & np.isin(ops.name, ids)
-        return np.flatnonzero(mask)
+    def _caller(self, inside: Sequence[bool], frame: int) -> int:
+        """The frame that called the functions whose codes are ``inside``."""
+        frames, found = self._data.frames, -1
+        while frame >= 0:
+            parent = int(frames.parent[frame])
+            found = parent if inside[int(frames.code[frame])] else found
+            frame = parent
+        return found
 
     @cached_property
-    def _gradients(self) -> list[tuple[int, str, float]]:
-        """The gradients that were measured: the op that produced each, its name, and its squared norm."""
+    def _gradients(self) -> list[tuple[int, str, int, float]]:
+        """The gradients that were measured: the op, the name, the value and its squared norm of each."""
         values, names, stats = self._data.values, self._data.names, self._data.stats
         grads = np.array([name.endswith(".grad") for name in names] or [False])
         chosen = np.flatnonzero(grads[values.name[stats.value]] & (values.name[stats.value] >= 0))
@@ -305,4 +421,23 @@ class _ScalarReader:
         with np.errstate(over="ignore"):
             squares = (stats.l2[chosen] ** 2).tolist()
         labels = (names[name] for name in values.name[ids].tolist())
-        return list(zip(values.producer[ids].tolist(), labels, squares, strict=True))
+        return list(zip(values.producer[ids].tolist(), labels, ids.tolist(), squares, strict=True))
+
+
+def backward_starts(data: TraceData) -> list[tuple[int, int, int]]:
+    """Where backward passes start: the op, the value and the frame."""
+    ops, starts = data.ops, backward_ops(data)
+    starts = starts[np.diff(ops.input_offsets)[starts] > 0]
+    values, frames = ops.inputs[ops.input_offsets[starts]], ops.frame[starts]
+    return list(zip(starts.tolist(), values.tolist(), frames.tolist(), strict=True))
+
+
+def _ops_named(data: TraceData, bare_names: frozenset[str], level: str | None = None) -> I64:
+    """The ops of these names, without namespaces and overloads."""
+    ops = data.ops
+    mask = np.zeros(len(ops), dtype=np.bool_)
+    for number, each in enumerate(LEVELS):
+        if level in (None, each):
+            ids = [id for id, name in enumerate(data.names) if bare_name(name, each) in bare_names]
+            mask |= (ops.level == number) & np.isin(ops.name, ids)
+    return np.flatnonzero(mask)

@@ -21,7 +21,7 @@ import numpy as np
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import did_you_mean
-from sightline.trace.data import I64, TraceData
+from sightline.trace.data import I64, PHASES, TraceData
 from sightline.trace.file_owners import torch_file
 from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Row, Value
 from sightline.trace.source_files import SourceFiles, syntax_tree
@@ -56,7 +56,8 @@ def root_names(index: Index) -> dict[int, str]:
     """
     data = index.raw
     called: dict[int, set[str | None]] = {}
-    for call in np.flatnonzero(data.calls.parent < 0).tolist():
+    outermost = (data.calls.parent < 0) & (data.calls.phase == PHASES.index("forward"))
+    for call in np.flatnonzero(outermost).tolist():
         frame = int(index.user_frames[data.calls.frame[call]])
         name = None
         if frame >= 0:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from sightline.errors import SightlineError
+from sightline.text_encoding import for_errors, readable_output
 from sightline.views.rendering import Line, printable
 
 if TYPE_CHECKING:
@@ -39,7 +41,9 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            # The streams of a script stay as it finds them.
+            with nullcontext() if self.name == "run" else readable_output():
+                return super().invoke(ctx)
         except SightlineError as error:
             raise click.ClickException(printable_text(error_in_cli_words(str(error)))) from error
         except OSError as error:
@@ -55,7 +59,7 @@ def printable_text(text: str) -> str:
     >>> printable_text("no \\x1b[31mred\\nhere")
     'no \\\\x1b[31mred\\nhere'
     """
-    return "\n".join(map(printable, text.split("\n")))
+    return for_errors("\n".join(map(printable, text.split("\n"))))
 
 
 def recording_argument(function: F) -> F:
@@ -136,6 +140,7 @@ _PHRASES: Final = {
     'stats=True or check="nonfinite"': "sightline run --stats or --check",
     "stats=True: this trace": "--stats: this recording",
     "stats=True finds": "sightline run --stats finds",
+    "stats=True names": "sightline run --stats names",
     'ops="both" finds': "sightline run --ops both finds",
     'ops="both" records': "sightline run --ops both records",
     ": t.nonfinite()": ": --view nonfinite",

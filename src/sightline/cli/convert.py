@@ -71,7 +71,7 @@ def command(
 
     perfetto is a timeline in Chrome's JSON: modules, ops, phases, steps and memory. csv and parquet are a
     folder with a file per table, or one table in a file; json is all tables in one document. A name that ends
-    in .gz is compressed. A file is there when it is whole.
+    in .gz is compressed. Files are written atomically.
     """
     from sightline.convert.table_files import check_format, count_rows
 

@@ -61,7 +61,7 @@ _FAILURES = {
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--fail-on", type=click.Choice(list(_FAILURES)),
               help="Exit code 3 if the runs diverge; rounding: also if they are not the same to the bit; "
-              "unknown: also if no values could be compared.")  # fmt: skip
+              "unknown: also if not all that leaves the runs could be compared.")  # fmt: skip
 @screen_options
 def command(
     a: str, b: str | None, view: str, everything: bool, rename: tuple[str, ...], rtol: float | None,

@@ -6,16 +6,20 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from sightline.cli.command import has_torch, printable_text, view_in_cli_words
+from sightline.cli.job_watch import JobWatch
 from sightline.errors import SightlineError, UsageError
 from sightline.process_rank import this_rank
 from sightline.trace.bundle.paths import clear_recording, free_path, holds_recording
+
+_LOOK_SECONDS: Final = 1.0  #: between two looks at where the processes are
 
 
 def launch(
@@ -33,10 +37,12 @@ def launch(
     folder = Path(output) if output is not None else free_path(Path(), name)
     folder = folder.with_name(f"{folder.name.removesuffix('.sight')}.sight")
     _make_room(folder, force)
-    options = [*_without_nproc(own), "--launched", "-o", str(folder)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
-    run = [*command, "-m", "sightline", "run", *options, *program]
-    code = _wait(subprocess.Popen(run))  # noqa: S603 — it is what was asked for
+    with tempfile.TemporaryDirectory(prefix="sightline-", ignore_cleanup_errors=True) as positions:
+        options = [*_without_nproc(own), "--launched", positions, "-o", str(folder)]
+        run = [*command, "-m", "sightline", "run", *options, *program]
+        watch = JobWatch(Path(positions), folder, f"sightline show {shlex.quote(str(folder))}")
+        code = _wait(subprocess.Popen(run), None if quiet else watch)  # noqa: S603 — it is what was asked for
     _report(folder, quiet)
     return code
 
@@ -68,8 +74,11 @@ def _without_nproc(own: list[str]) -> list[str]:
     return [option for option in kept if option != "-m" and not option.startswith("--nproc=")]
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the launcher; an interrupt or a termination is its to handle, and ends it."""
+def _wait(process: subprocess.Popen[bytes], watch: JobWatch | None) -> int:
+    """Wait for the launcher; an interrupt or a termination is its to handle, and ends it.
+
+    Meanwhile the watch looks where its processes are.
+    """
 
     def terminate(*_: Any) -> None:
         process.terminate()
@@ -78,7 +87,12 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     try:
         while True:
             with suppress(KeyboardInterrupt):  # the terminal has sent it to the launcher too
-                return process.wait()
+                try:
+                    return process.wait(None if watch is None else _LOOK_SECONDS)
+                except subprocess.TimeoutExpired:
+                    assert watch is not None
+                    with suppress(Exception):  # the job goes on, whatever becomes of a message
+                        watch.look()
     finally:
         signal.signal(signal.SIGTERM, before)
 

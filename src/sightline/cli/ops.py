@@ -25,8 +25,8 @@ _CHUNK: Final = 1024
 
 NAMES: Final = (
     "id", "name", "level", "flavour", "phase", "parent", "forward", "module", "module_type", "module_call",
-    "file", "line", "function", "arguments", "inputs", "result", "outputs", "start_ns", "duration_ns",
-    "device_ns", "flops", "raised",
+    "file", "line", "function", "arguments", "inputs", "result", "outputs", "start_ns", "exclusive_ns",
+    "duration_ns", "exclusive_device_ns", "device_ns", "flops", "raised",
 )  # fmt: skip
 
 #: The columns that the table shows.

@@ -27,6 +27,7 @@ from sightline.cli.command import (
     printable_text,
     view_in_cli_words,
 )
+from sightline.cli.job_watch import position_written
 from sightline.cli.launch import launch
 from sightline.cli.script import Program, launcher_advice, print_exception
 from sightline.errors import UsageError
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 _HEAD_LINES: Final = 5  #: of the overview, where something is wrong
 _TAIL_LINES: Final = 5  #: where the recording is, and what stands apart
 #: Titles of the lines that the short overview keeps.
-_SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
+_SHORT: Final = ("trace", "engine", "aten ops", "modules", "faults", "asked", "")
 
 
 @click.command(
@@ -93,14 +94,15 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
 @click.option("--no-environment", is_flag=True, help="Leave out versions, host name and command line.")
 @click.option("--nproc", type=click.IntRange(1), metavar="N",
               help="Start N processes with torchrun, and record each.")  # fmt: skip
-@click.option("--launched", is_flag=True, hidden=True)  # by --nproc, which reports for all processes
+# By --nproc, which reports for all processes; each writes into this folder where it is.
+@click.option("--launched", type=click.Path(path_type=Path), hidden=True)
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing at the end but where the recording is.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
     context: click.Context, /, as_module: bool, output: str | None, force: bool, script: str,
-    arguments: tuple[str, ...], steps: str | None, quiet: bool, nproc: int | None, launched: bool,
+    arguments: tuple[str, ...], steps: str | None, quiet: bool, nproc: int | None, launched: Path | None,
     **options: Any,
 ) -> None:  # fmt: skip
     """Run a script unchanged, and record what its model did.
@@ -123,7 +125,8 @@ def command(
     began = os.getpid()
     try:
         recording = _make_recorder(program.name, home, steps, options)
-        ended = _run(program, recording)
+        with position_written(launched, home):
+            ended = _run(program, recording)
     finally:
         if os.getpid() == began:  # not in a child of the script
             remove_if_empty(home)
@@ -297,10 +300,11 @@ def _has_spawned() -> bool:
 
 
 def _show(trace: Trace, where: str, failed: bool) -> None:
-    """Print the overview and the problems; after a failure, printed above, only the overview's head."""
+    """Print one screen: the overview, cut to what fits, and the problems; where there are any, its head."""
     from sightline.analysis.problems import find
-    from sightline.views.last_screen import SCREEN, last_screen
+    from sightline.views.last_screen import SCREEN, first_sections, last_screen
     from sightline.views.overview import overview
+    from sightline.views.rendering import height
 
     whole = overview(trace, more=f"sightline show {where}")
     wrong = last_screen(trace, where, SCREEN - _HEAD_LINES - _TAIL_LINES, noted=failed)
@@ -308,6 +312,8 @@ def _show(trace: Trace, where: str, failed: bool) -> None:
         head = takewhile(lambda block: not isinstance(block, Line) or block.spans, whole.blocks)
         short = (block for block in head if not _is_note(block))
         whole = replace(whole, blocks=tuple(islice(short, _HEAD_LINES)), fit=None)
+    else:
+        whole = first_sections(whole, SCREEN - _TAIL_LINES - sum(map(height, wrong.blocks)) - 2)
     for view in (whole, wrong):
         click.echo(err=True)
         view_in_cli_words(view, after_run=True).print(file=sys.stderr)

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
+from sightline.text_encoding import encoding_of
 from sightline.views.rendering import Block, Printer
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,7 +69,7 @@ class Screen:
         end = ""
         while batch := list(islice(blocks, _BATCH)):
             out = io.StringIO()
-            printer = Printer(out, self.color, sys.stdout.encoding)
+            printer = Printer(out, self.color, encoding_of(sys.stdout))
             for block in batch:
                 printer.write(block)
             yield end + out.getvalue().removesuffix("\n")

@@ -69,7 +69,7 @@ _WITH_ADVICE: Final = ("summary", "memory", "problems", "nonfinite")
 @click.option(
     "--fold/--no-fold",
     default=None,
-    help="Repeats once, with ×N: on for code and log, off for order; summary: layers that look alike.",
+    help="Repeats once, with ×N: on for code, log and order; summary: layers that look alike.",
 )
 @click.option("--stats/--no-stats", default=None, help="Statistics of values, where they were taken.")
 @click.option("--names", is_flag=True, default=None, help="code: names of parameters and variables, too.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,12 @@ _ROWS: Final = 1000  #: of a table for people, where nothing else is asked for
 _SAMPLE_ROWS: Final = 200  #: rows that tell whether a column is of numbers
 _CUT: Final = 10  #: columns that a text keeps where there is little room
 _GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
+#: A sum over rows that hold each other, unless the query chooses rows that do not, or sums another table's.
+_COUNTS_TWICE: Final = re.compile(
+    r"\b(?:sum|total|avg)\s*\(\s*(?:\w+\.)?(?:duration_ns|device_ns)\s*\).*\bfrom\s+(?:ops|module_calls|calls)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_ONE_LEVEL: Final = re.compile(r"\b(?:level|depth|parent|name\s*=|module\s*=|device_work)\b", re.IGNORECASE)
 
 
 @click.command(
@@ -33,7 +40,7 @@ _GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
     epilog=examples(
         "sightline sql run.sight                  # the tables",
         "sightline sql run.sight --tables         # and what each column means",
-        'sightline sql run.sight "select name, sum(duration_ns) from ops group by 1 order by 2 desc limit 9"',
+        'sightline sql run.sight "select name, sum(exclusive_ns) from ops group by 1 order by 2 desc"',
         'sightline sql run.sight "select * from stats join vals on vals.id = stats.value where nans > 0"',
         'sightline sql run.sight "select * from module_calls" --csv > calls.csv',
         "sightline sql run.sight - < query.sql",
@@ -76,6 +83,10 @@ def command(file: str, query: str | None, step: str | None, tables: bool, timeou
 
     text = sys.stdin.read() if query == "-" else query
     most = limit if limit is not None else _ROWS if form is None else 0
+    if _COUNTS_TWICE.search(text) and not _ONE_LEVEL.search(text):
+        click.echo(
+            "duration_ns and device_ns of a row include the rows inside it: sum exclusive_ns.", err=True
+        )
     with progress_bar("tables") as progress:
         select = Query(index, text, seconds=timeout, progress=progress)
         with _time_limit(select, timeout), select:

@@ -115,7 +115,7 @@ class StepRecorder:
         """Begin to record, from the script's own first frame on."""
         while frame.f_back is not None and frame.f_back is not self._above:
             frame = frame.f_back
-        self.trace = self._traced._start(frame, outer_frames=False)
+        self.trace = self._traced._start(frame, outer_frames=False, is_block=True)
 
     def _end_step(self) -> None:
         if self._step is not None:

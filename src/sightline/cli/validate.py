@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
+from sightline.api import Trace
 from sightline.cli.command import Command, examples, open_recording, printable_text, recording_argument
 from sightline.cli.screen import wait_message
+from sightline.errors import SightlineError
 from sightline.notation import bytes_text
-from sightline.trace.bundle.reader import LoadedTrace
-
-if TYPE_CHECKING:
-    from sightline.api import Trace
+from sightline.ranks.folder import ranks_text
+from sightline.trace.bundle.reader import LoadedTrace, load
 
 
 @click.command(
@@ -30,21 +29,47 @@ def command(file: str) -> None:
 
     Every table, source file and kept tensor is read, and the recording's own invariants are proved: ids
     resolve, calls nest, values are made before they are read. The exit code is 0 if so, else 1. A recording
-    whose process was killed, or still runs, may be sound as far as it goes: then it says `not finished`.
+    whose process was killed, or still runs, may be sound as far as it goes: then it says `not finished`. Of a
+    distributed job every rank is checked, or the one of `--rank`.
     """
     trace = open_recording(file)
+    folder = trace._folder
+    if folder is None:
+        click.echo(f"{printable_text(file)} is {_report(trace)}.")
+        return
+    sound = []
+    for rank, path in folder.paths.items():
+        try:
+            text = _report(Trace(load(path)))
+            sound.append(rank)
+        except SightlineError as error:
+            text = f"not sound: {str(error).removesuffix('.')}"
+        click.echo(printable_text(f"rank {rank} is {text}."))
+    for note in folder.notes:
+        click.echo(printable_text(note))
+    bad = [rank for rank in folder.paths if rank not in sound]
+    if bad:
+        raise click.ClickException(
+            f"{printable_text(file)} is not sound: {len(bad)} of its {len(folder.paths)} ranks "
+            f"{'is' if len(bad) == 1 else 'are'} not, {ranks_text(bad)}."
+        )
+    click.echo(f"{printable_text(file)} is sound: {ranks_text(sound)}.")
+
+
+def _report(trace: Trace) -> str:
+    """The state of one recording, of which everything is read, and its size."""
     with wait_message():
         report = trace.validate()
-    told = [
+    counts = [
         _count_text(report.ops, "op"),
         _count_text(report.values, "value"),
         _count_text(report.calls, "module call"),
     ]
-    told += _sources(trace) + _tensors(trace)
+    counts += _sources(trace) + _tensors(trace)
     if report.external:
-        told.append(f"{report.external:,} values from outside")
+        counts.append(f"{report.external:,} values from outside")
     state = "sound, but not finished" if trace.info.get("unfinished") else "sound"
-    click.echo(f"{printable_text(file)} is {state}: {', '.join(told)}.")
+    return f"{state}: {', '.join(counts)}"
 
 
 def _sources(trace: Trace) -> list[str]:

@@ -18,11 +18,10 @@ import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from types import TracebackType
 from typing import IO, Any, Self
 
-from sightline.errors import UsageError
 from sightline.notation import call_text, tensor_text
 from sightline.recording.recorder import Recorder, RecordingOptions
 from sightline.trace.data import TensorMeta
@@ -30,6 +29,7 @@ from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import Form
 from sightline.trace.index import Frame, Index, Op
 from sightline.trace.live_events import LiveCallEvent, LiveOpEvent, SourceFrame
+from sightline.trace.not_recorded import notes
 from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import first_user_index
 from sightline.views.live import CodeOp, LiveCode
@@ -70,38 +70,63 @@ class TracingMode:
     With ``quiet`` nothing is printed while it runs: see `print` and `format`. With ``succinct`` ops that
     follow each other on one source line share it; without, only those of one expression in it do. ``color``
     dims comments and highlights the expression, on any stream. A mode may be entered again: ops are added.
+    Inside its own block it reports each op once more, as a mode of torch does that is on the stack twice.
     """
 
     def __init__(self, quiet: bool = False, succinct: bool = True, color: bool = True) -> None:
         self._quiet = quiet
         self._succinct = succinct
         self._color = color
-        self._recorders: list[Recorder] = []
-        self._cache: tuple[list[Index], list[Trace]] = ([], [])
+        self._recorders: list[_Recording] = []  # those with ops that `traces` does not have yet
+        self._entered: list[_Recording] = []  # all of them
+        self._depth = 0  # how often the mode was entered and not left
+        self._printer: _OpPrinter | None = None
+        self._traces: list[Trace] = []
+        self._is_shared = False  # whether someone has seen the list
 
     def __enter__(self) -> Self:
-        if self._recorders and self._recorders[-1].running:
-            raise UsageError("This TracingMode is already tracing; make a second one to nest.")
-        watcher = None if self._quiet else _OpPrinter(None, color=self._color, succinct=self._succinct)
-        recorder = Recorder(None, "aten", "TracingMode", options=RecordingOptions(watcher))
-        recorder.start(sys._getframe(1))
-        self._recorders.append(recorder)
+        if not self._depth:
+            if not self._quiet:
+                self._printer = _OpPrinter(None, color=self._color, succinct=self._succinct)
+            recorder = Recorder(None, "aten", "TracingMode", options=RecordingOptions(self._printer))
+            recorder.start(sys._getframe(1))
+            self._recorders.append(_Recording(recorder))
+            self._entered.append(self._recorders[-1])
+        self._set_depth(self._depth + 1)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._recorders[-1].stop(error)
+        if self._depth == 1:
+            self._recorders[-1].recorder.stop(error)
+            if self._is_shared:
+                self._take_traces()
+        self._set_depth(self._depth - 1)
+
+    def _set_depth(self, depth: int) -> None:
+        """Have each op reported as often as the mode is entered."""
+        if self._depth and depth:
+            self._take_traces()  # those up to here, as often as they are reported now
+        self._depth = depth
+        if self._printer is not None and depth:
+            self._printer.times = depth
 
     @property
     def traces(self) -> list[Trace]:
-        """The ops that were recorded, in the order they ran; inside the block, those so far."""
-        indexes = [recorder.index() for recorder in self._recorders]
-        cached, traces = self._cache
-        if len(cached) != len(indexes) or any(a is not b for a, b in zip(cached, indexes, strict=True)):
-            traces = [trace for index in indexes for trace in _traces(index)]
-            self._cache = indexes, traces
-        return traces
+        """The ops that were recorded, in the order they ran; inside the block, those so far.
+
+        It is one list, which may be changed: ``mode.traces.clear()`` forgets what ran.
+        """
+        self._is_shared = True
+        self._take_traces()
+        return self._traces
+
+    def _take_traces(self) -> None:
+        for each in self._recorders:
+            for trace in each.new_traces():
+                self._traces += [trace] * max(self._depth, 1)
+        self._recorders = [each for each in self._recorders if each.recorder.running]
 
     def print(self, succinct: bool = True) -> None:
         """Write all ops to the standard output, coloured as the mode says."""
@@ -124,27 +149,49 @@ class TracingMode:
         printer = _OpPrinter(stream, color=color, succinct=succinct)
         for trace in self.traces:
             printer.write(trace.event)
+        for each in self._entered:
+            printer.finish(notes(each.recorder.index().raw))
+
+
+class _Recording:
+    """A recording whose ops are handed over once."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._taken = 0
+
+    def new_traces(self) -> list[Trace]:
+        """The ops since the last time."""
+        traces = list(_traces(self.recorder.index(), self._taken))
+        self._taken += len(traces)
+        return traces
 
 
 class _OpPrinter:
-    """Writes ops with the live view, as they happen or afterwards."""
+    """Writes ops with the live view, as they happen or afterwards; each as many ``times``."""
 
     def __init__(self, stream: IO[str] | None, *, color: bool, succinct: bool) -> None:
         self._live = LiveCode(stream, color=color)
         self._succinct = succinct
         self._numbers = count()
         self._last: Sequence[SourceFrame] = ()
+        self.times = 1
 
     def op(self, event: LiveOpEvent) -> None:
         inputs, outputs = _tensor_texts(event.inputs), _result_text(event, _tensor_texts(event.outputs))
         chain = _shown_frames(event.chain)
-        self.write(CodeOp(event.name, event.form, inputs, outputs, chain, event.phase, event.raised))
+        for _ in range(self.times):
+            self.write(CodeOp(event.name, event.form, inputs, outputs, chain, event.phase, event.raised))
 
     def enter(self, event: LiveCallEvent) -> None:
         """A module call shows as the lines it runs."""
 
     def leave(self, event: LiveCallEvent) -> None:
         """A module call shows as the lines it runs."""
+
+    def finish(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            self._live.note(note)
 
     def write(self, event: CodeOp) -> None:
         """Write an op under those of its lines that the op before did not have."""
@@ -185,6 +232,8 @@ def _result_text(op: LiveOpEvent | Op, texts: Sequence[str]) -> str:
     """What an op returned; several outputs are in parentheses, also those of a list."""
     if op.raised:
         return ""
+    if op.flavour == "opaque":  # only the tensors that recorded ops have used are known
+        return texts[0] if len(texts) == 1 else f"({', '.join(texts)})" if texts else ""
     one = op.result.args[0] if len(op.result.args) == 1 else None
     return (Form((tuple(one),)) if isinstance(one, list) else op.result).fill(texts) or "None"
 
@@ -208,8 +257,8 @@ def _position(frame: SourceFrame) -> Hashable:
     return frame.file, frame.line, frame.function, frame.columns, frame.end_line
 
 
-def _traces(index: Index) -> Iterator[Trace]:
-    """The aten ops of a recording."""
+def _traces(index: Index, first: int = 0) -> Iterator[Trace]:
+    """The aten ops of a recording, and compiled code as opaque ops, from the ``first`` on."""
     data = index.raw
     frames = index.op_frames.tolist()
 
@@ -233,7 +282,8 @@ def _traces(index: Index) -> Iterator[Trace]:
         result = _result_text(op, outputs)
         return CodeOp(op.name, op.form, inputs, result, chain(frames[op.id]), op.phase, op.raised)
 
-    for op in index.ops.where(level="aten"):
+    shown_ops = (op for op in index.ops if op.level == "aten" or op.flavour == "opaque")
+    for op in islice(shown_ops, first, None):
         shown = event(op)
         text = call_text(shown.name, shown.form, shown.inputs, shown.output)
         yield Trace(text, list(stack(frames[op.id])), shown)

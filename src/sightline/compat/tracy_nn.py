@@ -16,6 +16,7 @@ import ast
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 from types import FrameType, TracebackType
@@ -30,9 +31,10 @@ from sightline.recording.native.engine import resolve_engine
 from sightline.recording.recorder import Recorder, RecordingOptions, check_model
 from sightline.trace.data import TensorMeta
 from sightline.trace.file_owners import inside_torch, torch_file
+from sightline.trace.forms import SLOT, Record, Symbol
 from sightline.trace.live_events import LiveCallEvent, LiveOpEvent
 from sightline.views.live import LiveLog, LogWatcher
-from sightline.views.log_blocks import BlockStyle, tensor_block_text
+from sightline.views.log_blocks import OK, BlockStyle, LogModule, LogOp, Part, tensor_block_text
 from sightline.views.rendering import Printer
 
 __all__ = ["Color", "Tracer", "trace_model"]
@@ -82,7 +84,41 @@ def _tensor_text(meta: TensorMeta) -> str:
     return text if meta.dtype == "float32" else text.replace("] @", f"] {meta.dtype} @")
 
 
-_STYLE: Final = BlockStyle(_tensor_text, margin="  ")
+class _Blocks(BlockStyle):
+    """Blocks whose modules show all they are given and return: ``[Tensor [2] @ cpu, None, int, str]``."""
+
+    def _inputs(self, event: LogModule | LogOp, *, named: bool) -> list[Part]:
+        if isinstance(event, LogOp):
+            return super()._inputs(event, named=named)
+        texts = map(self.tensor, event.inputs)
+        args = [_item_text(item, texts) for item in event.form.args]
+        positional = args[0] if len(args) == 1 else f"[{', '.join(args)}]"
+        parts = [Part("Input", positional, "shape")] if args else []
+        for key, item in (event.form.kwargs or {}).items():
+            parts.append(Part(f"Input {key}", _item_text(item, texts), "shape"))
+        return parts
+
+    def _results(self, event: LogModule | LogOp) -> list[Part]:
+        if isinstance(event, LogOp) or event.state != OK:
+            return super()._results(event)
+        texts = map(self.tensor, event.outputs)
+        items = [_item_text(item, texts) for item in event.result.args]
+        return [Part("Output", ", ".join(items) or "None", "shape")]
+
+
+def _item_text(item: Any, tensors: Iterator[str]) -> str:
+    """An argument or a result: tensors as they are written, None, and the type of anything else."""
+    if item is SLOT:
+        return next(tensors, "Tensor")
+    if isinstance(item, list | tuple):
+        return f"[{', '.join(_item_text(part, tensors) for part in item)}]"
+    fields = item.fields if isinstance(item, Record) else item
+    if isinstance(fields, dict):
+        return f"{{{', '.join(f'{key}: {_item_text(part, tensors)}' for key, part in fields.items())}}}"
+    return "None" if item is None else repr(item) if isinstance(item, Symbol) else type(item).__name__
+
+
+_STYLE: Final = _Blocks(_tensor_text, margin="  ")
 
 
 class Tracer:

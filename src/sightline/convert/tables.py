@@ -8,24 +8,25 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.analysis.cost import exclusive_call_times, exclusive_times
 from sightline.analysis.lifetimes import USES
 from sightline.convert.context import Lists, TableContext
 from sightline.convert.encoding import json_text
+from sightline.convert.stored_columns import with_stored
 from sightline.convert.table_columns import (
     Column,
     Reader,
     Rows,
     Table,
     choice,
-    flag,
     lookup,
     number,
-    real,
     record_field,
     reference,
     row_id,
     tensor_lists,
 )
+from sightline.schema.columns import ABOUT
 from sightline.trace import data as d
 from sightline.trace.device_time import device_name
 
@@ -46,10 +47,6 @@ def _value(name: str) -> Callable[[TableContext], Array]:
 
 def _call(name: str) -> Callable[[TableContext], Array]:
     return lambda c: getattr(c.raw.calls, name)
-
-
-def _work(name: str) -> Callable[[TableContext], Array]:
-    return lambda c: getattr(c.raw.device_work, name)
 
 
 def _device_names(context: TableContext, rows: Rows) -> list[Any]:
@@ -99,27 +96,25 @@ def _device_time(column: Callable[[TableContext], Array | None]) -> Reader:
 
 OPS: Final = Table(
     "ops",
-    "API calls and aten ops, in the order they began",
-    (
+    ABOUT["ops"],
+    with_stored(
+        "ops",
         Column("id", _INT, "position in the recording, from 0", row_id),
-        Column("name", _TEXT, "mm, add.Tensor, F.linear, Tensor.view, @",
-               lookup(lambda c: c.names, _op("name"))),
-        Column("level", _TEXT, "api or aten", choice(d.LEVELS, _op("level"))),
-        Column("flavour", _TEXT, "function, method, operator, property, op, opaque",
-               choice(d.FLAVOURS, _op("flavour"))),
-        Column("phase", _TEXT, "forward, backward, recompute, optimizer", choice(d.PHASES, _op("phase"))),
+        "name", "level", "flavour", "phase",
         Column("module", _TEXT, "path of its module; of a backward op, that of its forward op",
                lookup(lambda c: c.labels, lambda c: c.index.op_modules)),
-        Column("call", _INT, "→ module_calls.id", reference(_op("call"))),
+        "call",
         Column("step", _TEXT, "name of the innermost step",
                lookup(lambda c: c.step_names, lambda c: c.op_steps)),
-        Column("parent", _INT, "of an aten op, the API call it came from", reference(_op("parent"))),
-        Column("forward", _INT, "of a backward op, its forward op", reference(_op("forward"))),
-        Column("start_ns", _INT, "since the recording began", number(_op("start"))),
-        Column("duration_ns", _INT, "host time, the recorder's own left out", number(_op("duration"))),
+        "parent", "forward", "start_ns",
+        Column("exclusive_ns", _INT, "host time of the op alone, 0 for a call whose ops are rows: for sums",
+               number(lambda c: exclusive_times(c.raw))),
+        "duration_ns",
+        Column("exclusive_device_ns", _INT, "what devices spent on the op alone; with time=\"device\"",
+               _device_time(lambda c: c.index.device_own)),
         Column("device_ns", _INT, "what devices spent on it and on the ops in it; with time=\"device\"",
                _device_time(lambda c: c.index.device_durations)),
-        Column("flops", _INT, "null where there is no formula", reference(_op("flops"))),
+        "flops",
         Column("inputs", _TEXT, "tensors it read: f32[2, 8], f32[8]", tensor_lists(op_inputs)),
         Column("outputs", _TEXT, "tensors it returned", tensor_lists(op_outputs)),
         Column("text", _TEXT, "mm(f32[2, 8], f32[8, 4]) -> f32[2, 4]", _op_text),
@@ -128,18 +123,15 @@ OPS: Final = Table(
         Column("line", _INT, "", lookup(lambda c: c.lines, lambda c: c.op_lines)),
         Column("function", _TEXT, "Net.forward", lookup(lambda c: c.functions, lambda c: c.op_lines)),
         Column("code", _TEXT, "the source line", lookup(lambda c: c.code, lambda c: c.op_lines)),
-        Column("frame", _INT, "→ frames.id, torch's own lines included", reference(_op("frame"))),
-        Column("thread", _INT, "", number(_op("thread"))),
-        Column("raised", _BOOL, "it ended in an exception", flag(_op("flags"), d.RAISED)),
-        Column("mutates", _BOOL, "it changed an input in place", flag(_op("flags"), d.MUTATES)),
     ),
     lambda c: len(c.raw.ops),
 )  # fmt: skip
 
 VALUES: Final = Table(
     "values",
-    "tensors, one row per version",
-    (
+    ABOUT["values"],
+    with_stored(
+        "values",
         Column("id", _INT, "12 is written $12", row_id),
         Column("tensor", _TEXT, "f32[2, 8]", lookup(lambda c: c.metas, _value("meta"))),
         Column("shape", _TEXT, "[2, 8], as JSON", _meta(lambda meta: str(list(meta.shape)))),
@@ -147,49 +139,37 @@ VALUES: Final = Table(
         Column("device", _TEXT, "cpu, cuda:0", _meta(lambda meta: meta.device)),
         Column("numel", _INT, "", _meta(lambda meta: meta.numel)),
         Column("bytes", _INT, "of its elements", _meta(lambda meta: meta.nbytes)),
-        Column("kind", _TEXT, "parameter, buffer, input, activation, gradient, state, constant …",
-               choice(d.KINDS, _value("kind"))),
-        Column("name", _TEXT, "fc1.weight of a parameter; else null",
-               lookup(lambda c: c.names, _value("name"))),
-        Column("producer", _INT, "→ ops.id, the op that made it", reference(_value("producer"))),
-        Column("slot", _INT, "which output of its producer", reference(_value("slot"))),
+        "kind", "name", "producer", "slot",
         Column("module", _TEXT, "of its producer",
                lookup(lambda c: c.labels, lambda c: c.producer_modules)),
-        Column("storage", _INT, "→ storages.id", reference(_value("storage"))),
-        Column("base", _INT, "→ values.id, what it is a view of", reference(_value("base"))),
-        Column("previous", _INT, "→ values.id, what an in-place op replaced", reference(_value("previous"))),
-        Column("requires_grad", _BOOL, "", flag(_value("flags"), d.REQUIRES_GRAD)),
     ),
     lambda c: len(c.raw.values),
 )  # fmt: skip
 
 CALLS: Final = Table(
     "module_calls",
-    "calls of modules, in the order of entry",
-    (
+    ABOUT["calls"],
+    with_stored(
+        "calls",
         Column("id", _INT, "", row_id),
         Column("module", _TEXT, "path", lookup(lambda c: c.labels, _call("module"))),
         Column("type", _TEXT, "class of the module",
                lookup(lambda c: c.of_modules(lambda module: module.type), _call("module"))),
-        Column("number", _INT, "which call of this module, from 0", number(_call("index"))),
-        Column("parent", _INT, "→ module_calls.id", reference(_call("parent"))),
+        "number", "parent",
         Column("depth", _INT, "0 for a call outside all others",
                lambda c, rows: [c.index.call_depths[row] for row in rows.tolist()]),
-        Column("phase", _TEXT, "forward or recompute", choice(d.PHASES, _call("phase"))),
-        Column("start_ns", _INT, "since the recording began", number(_call("start"))),
-        Column("duration_ns", _INT, "host time, the recorder's own left out", number(_call("duration"))),
+        "phase", "start_ns",
+        Column("exclusive_ns", _INT, "host time without the calls in it: for sums",
+               number(lambda c: exclusive_call_times(c.raw))),
+        "duration_ns",
         Column("device_ns", _INT, "what devices spent on its ops; with time=\"device\"",
                _device_time(lambda c: c.index.call_device_durations)),
-        Column("first_op", _INT, "ops from this one …", number(_call("first_op"))),
-        Column("end_op", _INT, "… to before this one ran inside it", number(_call("end_op"))),
+        "first_op", "end_op",
         Column("inputs", _TEXT, "tensors it was given", tensor_lists(_call_inputs)),
         Column("outputs", _TEXT, "tensors it returned", tensor_lists(_call_outputs)),
         Column("file", _TEXT, "where it was called, outside torch",
                lookup(lambda c: c.files, lambda c: c.call_lines)),
         Column("line", _INT, "", lookup(lambda c: c.lines, lambda c: c.call_lines)),
-        Column("module_id", _INT, "→ modules.id", reference(_call("module"))),
-        Column("raised", _BOOL, "it ended in an exception", flag(_call("flags"), d.RAISED)),
-        Column("unfinished", _BOOL, "the recording ended first", flag(_call("flags"), d.UNFINISHED)),
     ),
     lambda c: len(c.raw.calls),
 )  # fmt: skip
@@ -248,35 +228,21 @@ CALL_OUTPUTS: Final = _linked(
 
 DEVICE_WORK: Final = Table(
     "device_work",
-    "what devices did, in the order it began; with time=\"device\"",
-    (
+    ABOUT["device_work"],
+    with_stored(
+        "device_work",
         Column("id", _INT, "", row_id),
         Column("op", _INT, "→ ops.id, the innermost op that asked for it; null where none did",
                reference(lambda c: c.index.device_work_ops)),
-        Column("name", _TEXT, "of the kernel, or the direction of the copy",
-               lookup(lambda c: c.names, _work("name"))),
-        Column("kind", _TEXT, ", ".join(d.WORK_KINDS), choice(d.WORK_KINDS, _work("kind"))),
+        "name", "kind",
         Column("device", _TEXT, "cuda:0", _device_names),
-        Column("stream", _INT, "", number(_work("stream"))),
-        Column("launch_ns", _INT, "when the host asked for it, since the recording began",
-               number(_work("launch"))),
-        Column("start_ns", _INT, "since the recording began", number(_work("start"))),
-        Column("duration_ns", _INT, "by the device's own clock", number(_work("duration"))),
     ),
     lambda c: len(c.raw.device_work),
 )  # fmt: skip
 
 
-def _frame(name: str) -> Callable[[TableContext], Array]:
-    return lambda c: getattr(c.raw.frames, name)
-
-
 def _each_frame(context: TableContext) -> Array:
     return np.arange(len(context.raw.frames))
-
-
-def _stat(name: str) -> Callable[[TableContext], Array]:
-    return lambda c: getattr(c.raw.stats, name)
 
 
 def _module(read: Callable[[d.ModuleInfo], Any]) -> Reader:
@@ -336,15 +302,13 @@ PARAMETERS: Final = Table(
 
 FRAMES: Final = Table(
     "frames",
-    "source positions; a row and its parents are a stack",
-    (
+    ABOUT["frames"],
+    with_stored(
+        "frames",
         Column("id", _INT, "", row_id),
-        Column("parent", _INT, "→ frames.id, the caller", reference(_frame("parent"))),
+        "parent",
         Column("file", _TEXT, "", lookup(lambda c: c.files, _each_frame)),
-        Column("line", _INT, "", number(_frame("line"))),
-        Column("end_line", _INT, "", number(_frame("end_line"))),
-        Column("first_column", _INT, "0-based, in bytes", reference(_frame("column"))),
-        Column("end_column", _INT, "", reference(_frame("end_column"))),
+        "line", "end_line", "first_column", "end_column",
         Column("function", _TEXT, "Net.forward",
                lookup(lambda c: c.functions, _each_frame)),
         Column("code", _TEXT, "the source line", lookup(lambda c: c.code, _each_frame)),
@@ -380,12 +344,10 @@ def _fingerprints(context: TableContext, rows: Rows) -> list[Any]:
 
 STATS: Final = Table(
     "stats",
-    "what the numbers in a tensor were like, where they were measured",
-    (
-        Column("value", _INT, "→ values.id", number(_stat("value"))),
-        *(Column(name, _REAL, "of the finite elements", real(_stat(name)))
-          for name in ("min", "max", "mean", "std", "l2")),
-        *(Column(name, _INT, "how many", number(_stat(name))) for name in ("zeros", "nans", "infs")),
+    ABOUT["stats"],
+    with_stored(
+        "stats",
+        *"value min max mean std l2 zeros nans infs".split(),
         Column("fingerprint", _TEXT, "64 bits in hexadecimal; null where none was taken", _fingerprints),
     ),
     lambda c: len(c.raw.stats),
@@ -400,11 +362,11 @@ STORAGES: Final = Table(
         Column("bytes", _INT, "", number(lambda c: c.raw.storages)),
         Column("device", _TEXT, "cpu, cuda:0",
                lookup(lambda c: c.of_metas(lambda m: m.device), lambda c: c.lifetimes.meta)),
-        Column("use", _TEXT, "parameters, state, activations, gradients, other",
+        Column("use", _TEXT, "parameters, buffers, state, activations, gradients, other",
                choice(USES, lambda c: c.lifetimes.use)),
         Column("first_used_ns", _INT, "since the recording began",
                reference(lambda c: c.lifetimes.first)),
-        Column("last_used_ns", _INT, "parameters and state to the end",
+        Column("last_used_ns", _INT, "parameters, buffers and state to the end",
                reference(lambda c: c.lifetimes.last)),
     ),
     lambda c: len(c.raw.storages),

@@ -1,7 +1,4 @@
-"""`compare` and its result: what two recordings have in common and where they differ.
-
-`compared_level` and the notes say what of them can be compared, and what they lack.
-"""
+"""`compare` and its result: what two recordings have in common and where they differ."""
 
 from __future__ import annotations
 
@@ -14,13 +11,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sightline.analysis.cost import is_opaque
 from sightline.diff.divergence import Divergence, Divergences, number
+from sightline.diff.notes import compared_level, recording_notes, value_notes
 from sightline.diff.op_pairs import Alignment
+from sightline.diff.outcomes import Outcome, Outcomes, uncompared_texts
 from sightline.diff.parameters import ParameterDiff, compare_parameters
 from sightline.diff.side import OpLabel, Side, StepRange, span_of
 from sightline.diff.values import UNKNOWN, State, ValueComparer, Verdict
-from sightline.trace.data import LEVELS, REQUIRES_GRAD, TensorMeta, TraceData
+from sightline.notation import number_text
+from sightline.trace.data import REQUIRES_GRAD, TensorMeta, TraceData
 from sightline.trace.index import Index
 
 VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
@@ -94,11 +93,13 @@ class ModuleRow:
 class Comparison:
     """What two recordings have in common and where they differ, as plain data."""
 
-    def __init__(self, alignment: Alignment, level: str, divergences: Divergences, notes: list[str]) -> None:
+    def __init__(self, alignment: Alignment, level: str, notes: list[str]) -> None:
         self.alignment = alignment
         self.level = level
         self.a, self.b = alignment.a, alignment.b
-        self.divergences, self.more = divergences.find()
+        self._outcomes = Outcomes(alignment)
+        self._divergences = Divergences(alignment)
+        self.divergences, self.more = self._divergences.find()
         different = [self.different_models] if self.different_models else []
         self._notes = [*notes, *different, *self._precision_notes(), *self._integer_notes()]
 
@@ -114,14 +115,51 @@ class Comparison:
 
     @cached_property
     def verdict(self) -> str:
-        """Whether they are "same", "close" (up to rounding), "different", or "unknown" without values."""
-        if self.divergences or self.different_models:
+        """Whether they are "same", "close" (up to rounding), "different", or "unknown".
+
+        They are the same or close only if all that leaves the runs was compared: `uncompared` is empty.
+        """
+        if self.divergences or self.different_models or self.different_outcomes:
             return "different"
-        pairs = self.alignment.compared_values()
-        states = Counter(self.alignment.compare(one, other).state for one, other in pairs)
-        if not states[State.SAME] and not states[State.CLOSE]:
+        if self.uncompared or not (self._states[State.SAME] or self._states[State.CLOSE]):
             return "unknown"
-        return "close" if states[State.CLOSE] or states[State.DIFFERENT] else "same"
+        return "close" if self._states[State.CLOSE] or self._states[State.DIFFERENT] else "same"
+
+    @cached_property
+    def _states(self) -> Counter[State]:
+        """How many pairs of values are the same, close, different or unknown."""
+        compare = self.alignment.compare
+        return Counter(compare(*pair).state for pair in self.alignment.compared_values())
+
+    @cached_property
+    def outcomes(self) -> list[Outcome]:
+        """What leaves the runs, with verdicts: outputs of the model, losses, results, gradients, weights."""
+        return self._outcomes.compared()
+
+    @cached_property
+    def uncompared(self) -> list[str]:
+        """Sentences about what leaves the runs and could not be compared."""
+        return uncompared_texts(self.outcomes) if self.outcomes else ["neither run has a result to compare"]
+
+    @cached_property
+    def different_outcomes(self) -> list[Outcome]:
+        """What leaves the runs and differs by more than rounding explains, wherever that begins."""
+        return [each for each in self.outcomes if each.verdict.state is State.DIFFERENT
+                and not self._divergences.is_rounding(each.a, each.b)]  # fmt: skip
+
+    @cached_property
+    def outcome_text(self) -> str:
+        """What leaves the runs and differs, or was not compared; "" where a divergence says enough."""
+        if self.divergences or self.different_models:
+            return ""
+        if self.different_outcomes:
+            first, count = self.different_outcomes[0], len(self.different_outcomes)
+            more = f", as do {count - 1} more that leave the runs" if count > 1 else ""
+            error = number_text(first.verdict.error)
+            return f"{first.name} differs by {error}{more}; no op was found where that begins"
+        if not self._states[State.SAME] and not self._states[State.CLOSE]:
+            return "no values could be compared"
+        return "; ".join(self.uncompared)
 
     @cached_property
     def pairs(self) -> list[OpPair]:
@@ -264,6 +302,8 @@ class Comparison:
         """Everything as plain data for JSON."""
         return {
             "verdict": self.verdict,
+            "outcomes": [outcome.to_dict() for outcome in self.outcomes],
+            "uncompared": self.uncompared,
             "divergence": self.divergence.to_dict() if self.divergence else None,
             "divergences": [each.to_dict() for each in self.divergences],
             "parting": self.parting.to_dict() if self.parting else None,
@@ -297,7 +337,7 @@ def compare(
     other = Side(b, level, key_ids, span_of(b, second))
     notes += [*recording_notes(one, "a"), *recording_notes(other, "b"), *value_notes(one, other, values)]
     alignment = Alignment(one, other, ValueComparer(one, other, rtol, atol, values), rename)
-    return Comparison(alignment, level, Divergences(alignment), notes)
+    return Comparison(alignment, level, notes)
 
 
 def _parting(comparison: Comparison) -> Parting | None:
@@ -349,11 +389,21 @@ def _module_rows(alignment: Alignment) -> list[ModuleRow]:
 
 def _compiled_texts(comparison: Comparison) -> Iterator[str]:
     """How many ops of one side are inside compiled regions of the other."""
-    sides = ("a", comparison.a, "b"), ("b", comparison.b, "a")
-    for (name, side, other), ops in zip(sides, comparison.compiled, strict=True):
-        count = sum(not side.opaque[op] for op in ops)
+    alignment = comparison.alignment
+    if not any(comparison.compiled):
+        return
+    known = [pair for pair in alignment.compared_values()
+             if alignment.compare(*pair).state is not State.UNKNOWN]  # fmt: skip
+    sides = ("a", comparison.a), ("b", comparison.b)
+    for at, (name, side) in enumerate(sides):
+        letter, other = sides[1 - at]
+        count = sum(not side.opaque[op] for op in comparison.compiled[at])
         if count:
-            yield f"{count} ops of {name} are inside compiled regions of {other}; their results are compared"
+            regions = [op for op in comparison.compiled[1 - at] if other.opaque[op]]
+            results = {value for op in regions for value in other.outputs(op)}
+            compared = results.issubset(pair[1 - at] for pair in known)
+            end = "their results are compared" if compared else "not all their results are measured"
+            yield f"{count} ops of {name} are inside compiled regions of {letter}; {end}"
 
 
 def _unlike(side: Side, ops: list[int], other: Side, others: list[int]) -> list[int]:
@@ -426,63 +476,3 @@ def _differing_modes(comparison: Comparison) -> set[tuple[int, int]]:
 
 def _plain(error: float) -> float | str | None:
     return None if math.isnan(error) else number(error)
-
-
-_ATEN: Final = LEVELS.index("aten")
-
-
-def compared_level(a: TraceData, b: TraceData) -> tuple[str, list[str]]:
-    """The finest level that both have, and notes about it."""
-    levels = [{int(level) for level in np.unique(data.ops.level[~is_opaque(data)])} for data in (a, b)]
-    opaque = [len(data.ops) > 0 and not levels[at] for at, data in enumerate((a, b))]
-    levels = [levels[1 - at] if opaque[at] else levels[at] for at in (0, 1)]  # compiled code has no level
-    if all(_ATEN in recorded for recorded in levels):
-        return "aten", []
-    if all(recorded - {_ATEN} for recorded in levels):
-        return "api", ["ops are compared as API calls: not both recordings have aten ops"]
-    lacking = [(name, data) for name, data, has in zip("ab", (a, b), levels, strict=True) if not has]
-    if not lacking:
-        why = "one recording has API calls alone, the other aten ops alone"
-        return "none", [f"only module calls are compared: {why}"]
-    if not all(len(data.calls) for data in (a, b)):
-        what = "only parameters are compared"
-    else:
-        what = "only module calls are compared"
-    return "none", [f"{what}: {' and '.join(_lack_of_ops(name, data) for name, data in lacking)}"]
-
-
-def _lack_of_ops(name: str, data: TraceData) -> str:
-    """Why a recording has no ops."""
-    if data.info.get("ops") == "none":
-        return f'{name} has no ops (ops="none")'
-    if data.info.get("unfinished"):
-        return f"{name} was cut off before its first ops were written"
-    return f"{name} has no ops"
-
-
-def recording_notes(side: Side, name: str) -> Iterator[str]:
-    """What one recording lacks: its end, its beginning, or numbers that cannot be read."""
-    info = side.data.info
-    if info.get("exception"):
-        yield f"{name} ended with an exception: what ran before it is compared"
-    elif info.get("unfinished") and len(side.data.ops):
-        yield f"{name} is cut off: what was written before its process ended is compared"
-    if info.get("last") and info.get("dropped"):
-        yield f"{name} keeps its last {info['last']} ops only: what ran before is not compared"
-    if side.stats_fault:
-        yield f"the statistics of {name} are left out, as they cannot be read: {side.stats_fault}"
-
-
-def value_notes(a: Side, b: Side, values: str) -> list[str]:
-    """Why values are not compared, if they are not."""
-    if values == "none":
-        return ["values are not compared, as asked"]
-    lacking = [name for name, side in (("a", a), ("b", b)) if not len(side.stats) and not side.data.captures]
-    if not lacking or any(side.data.info.get("unfinished") and not len(side.data.ops) for side in (a, b)):
-        return []
-    what = "ops, constants and shapes" if a.compared.any() and b.compared.any() else "module calls and shapes"
-    rest = f"{what} are compared, values are not"
-    if len(lacking) == 2:
-        return [f"neither recording has statistics: {rest}; record both with stats=True"]
-    fix = "" if a.stats_fault or b.stats_fault else "; record both with stats=True"
-    return [f"{lacking[0]} has no statistics or kept tensors: {rest}{fix}"]

@@ -157,18 +157,20 @@ class Divergences:
     def _comes_together(self, one: int, region: Region, reason: Reason) -> bool:
         """Whether everything made from a value that differs agrees again, as well as its inputs do.
 
-        A factor that is applied later, or a sign that is squared away, is no divergence. Another constant is
-        one, unless only factors are between. In a coarse precision a difference drowns in a larger sum, so
-        there the factors of both sides have to be the same, or only products are between.
+        What leaves the run differs for good: the gradient of a loss is 1, whatever the loss. A factor that is
+        applied later, or a sign that is squared away, is no divergence. Another constant is one, unless only
+        factors are between. In a coarse precision a difference drowns in a larger sum, so there the factors
+        of both sides have to be the same, or only products are between.
         """
         alignment = self._alignment
         a = alignment.a
         bound = max(4 * region.error, 8 * 2.0**-24)
         waiting, seen, passed, coarse = [one], {one}, set(region.ops_a), False
         while waiting:
-            ops = a.consumers(waiting.pop())
+            value = waiting.pop()
+            ops = a.consumers(value)
             passed.update(ops)
-            if not ops or len(seen) > _MAX_UNTIL_TOGETHER:
+            if not ops or value in alignment.outcomes or len(seen) > _MAX_UNTIL_TOGETHER:
                 return False
             if any("::" in a.op_name(op) for op in ops):  # all ranks have what a collective returns
                 return False
@@ -217,6 +219,12 @@ class Divergences:
         largest = max((_size(each.l2, count) for each, count in inputs if each is not None), default=0.0)
         size = _size(numbers.l2, count)
         return verdict.error * size <= alignment.compare.tolerances(one, other)[0] * largest
+
+    def is_rounding(self, one: int, other: int) -> bool:
+        """Whether the rounding of what two different values were computed from explains their difference."""
+        region = self._regions.behind(one, other)
+        verdict = self._alignment.compare(one, other)
+        return not region.begins_earlier and self._is_rounding(one, other, verdict, region)
 
     def _wider_reason(self, one: int, other: int, region: Region, reason: Reason) -> tuple[Region, Reason]:
         """The nearest reason past inputs that agree by their statistics alone."""

@@ -35,6 +35,10 @@ LAYOUT: Final = frozenset(
     "detach as_strided to lift_fresh lift view_as_real view_as_complex diagonal unfold _conj resolve_conj "
     "resolve_neg _unsafe_view real imag squeeze_ identity copy_to".split()
 )
+#: Those of them that keep the order of the elements.
+KEEPS_ORDER: Final = frozenset(
+    "view unsqueeze squeeze contiguous clone alias detach to lift_fresh lift identity".split()
+)
 #: Ops whose result their inputs do not determine.
 RANDOM: Final = frozenset(
     "dropout rand rand_like randn randn_like randint randperm normal uniform exponential multinomial "
@@ -49,7 +53,8 @@ FACTORIES: Final = frozenset(
 UNINITIALIZED_RESULTS: Final = frozenset(name.removesuffix("_") for name in UNINITIALIZED)
 #: Ops whose further results only serve the backward pass; a mean near zero consists of rounding errors.
 ONE_RESULT: Final = frozenset(
-    "layer_norm group_norm batch_norm rms_norm scaled_dot_product_attention dropout instance_norm".split()
+    "layer_norm group_norm batch_norm rms_norm scaled_dot_product_attention dropout instance_norm "
+    "nll_loss_forward nll_loss2d_forward".split()
 )
 #: Ops with a discrete result, which a rounding error may flip.
 DISCRETE: Final = frozenset(

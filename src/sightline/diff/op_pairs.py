@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from typing import Final
@@ -44,6 +44,8 @@ class Alignment:
         self.by_statistics: dict[
             int, list[tuple[int, int]]
         ] = {}  #: values paired by their statistics, by call
+        self._outcome_pairs: list[tuple[int, int]] = []
+        self.outcomes: set[int] = set()  #: values of the first run that leave it
         self._anchor_a, self._anchor_b = _anchors(a, self.calls.of_a), _anchors(b, self.calls.of_b)
         self._pair_leaves()
         partners = self._align_sequences()
@@ -61,7 +63,7 @@ class Alignment:
     # -- compared values ----------------------------------------------------------------------
 
     def compared_values(self) -> Iterator[tuple[int, int]]:
-        """The pairs of values to compare: results of ops, what calls return, and leaves."""
+        """The pairs of values to compare: results of ops, what calls and the runs return, and leaves."""
         ignored = self.ignored_values
         for one, other in enumerate(self.values_a):
             if (
@@ -76,6 +78,14 @@ class Alignment:
             for one, other in self.call_outputs(x, y):
                 if self.values_a[one] != other:
                     yield one, other
+        yield from self._outcome_pairs
+
+    def pair_outcomes(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Compare what leaves the two runs in the same role, whether the ops behind it are pairs or not."""
+        for one, other in pairs:
+            self.outcomes.add(one)
+            if self.values_a[one] != other:
+                self._outcome_pairs.append((one, other))
 
     def call_outputs(self, x: int, y: int) -> list[tuple[int, int]]:
         """What two calls return, in pairs.

@@ -20,8 +20,9 @@ from sightline.diff.constants import (
     same_constant,
     significant_floats,
 )
-from sightline.diff.op_names import FACTORIES, ORDERED, RANDOM
+from sightline.diff.op_names import FACTORIES, ORDERED
 from sightline.diff.op_pairs import Alignment
+from sightline.diff.random_reasons import RandomReasons
 from sightline.diff.regions import SIDES, Reason, Region, RegionOps
 from sightline.diff.side import Side
 from sightline.diff.values import State
@@ -41,6 +42,7 @@ class Reasons:
         self._ops = RegionOps(alignment)
         self.constants = ConstantReasons(alignment, self._ops)
         self.inputs = InputReasons(alignment, self._ops)
+        self._random_reasons = RandomReasons(alignment, self._ops)
 
     def find(self, region: Region) -> Reason:
         """The first reason that applies, from the most to the least specific."""
@@ -158,17 +160,7 @@ class Reasons:
         return partners != inputs and -1 not in partners and set(partners) == set(inputs)
 
     def _random(self, region: Region) -> Reason | None:
-        a, b = self._alignment.a, self._alignment.b
-        draws = [next((op for op in ops if side.op_name(op) in RANDOM), -1)
-                 for side, ops in ((a, region.ops_a), (b, region.ops_b))]  # fmt: skip
-        if max(draws) < 0:
-            return None
-        first, second = self._ops.region_labels(region, *draws)
-        if min(draws) >= 0:
-            return Reason("random", "both sides draw random numbers", first, second)
-        which = "a" if draws[0] >= 0 else "b"
-        text = f"draws random numbers, only on the {SIDES[which]} side"
-        return Reason("random", text, first, second, which)
+        return self._random_reasons.find(region, self._op)
 
     def _op(self, region: Region) -> Reason | None:
         """Ops that only one side has, or different ops on the two sides."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import NoSuchNode
+from sightline.text_encoding import for_output
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import map_leaves
 
@@ -289,7 +290,7 @@ class Graph:
     def __str__(self) -> str:
         from sightline.graph.formats.listing import listing
 
-        return listing(self)
+        return for_output(listing(self))
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""

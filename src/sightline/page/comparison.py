@@ -24,7 +24,7 @@ _VERDICTS: Final = {
     "same": "The two runs are the same, to the last bit.",
     "close": "The two runs are equal up to rounding.",
     "different": "The two runs part.",
-    "unknown": "No values could be compared.",
+    "unknown": "Whether the two runs are the same is unknown.",
 }
 _MOST_OTHERS: Final = 20  #: further divergences that are listed
 
@@ -67,7 +67,7 @@ def _verdict(comparison: Comparison) -> dict[str, Any]:
     parting = comparison.parting
     return {
         "verdict": comparison.verdict,
-        "text": _VERDICTS[comparison.verdict] + _largest_error(comparison),
+        "text": _VERDICTS[comparison.verdict] + _largest_error(comparison) + _outcome(comparison),
         "names": [str(side.data.info.get("name") or "") for side in sides],
         "ops": [int(side.compared.sum()) for side in sides],
         "paired": paired,
@@ -89,6 +89,12 @@ def _largest_error(comparison: Comparison) -> str:
         return ""
     worst = comparison.largest_error
     return f" The largest error is {error_text(worst)}." if worst > 0 else ""
+
+
+def _outcome(comparison: Comparison) -> str:
+    """What leaves the runs and differs, or was not compared, where no divergence says it."""
+    text = comparison.outcome_text
+    return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
 def _divergence(divergence: Divergence) -> dict[str, Any]:

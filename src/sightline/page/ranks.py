@@ -17,10 +17,11 @@ from sightline.analysis.problems.problem import Problem
 from sightline.page.kept_rows import Kept
 from sightline.page.payload import MOST_OPS, packed_recording, problem_row
 from sightline.page.sections import Sections
-from sightline.ranks.desync import BEFORE, ENDED, GroupTable, group_tables, parting, whereabouts
+from sightline.ranks.desync import BEFORE, ENDED, GroupTable, group_tables, parting
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.overview import rank_problems, ranks_overview
+from sightline.ranks.rank_ends import whereabouts
 from sightline.ranks.record import RankRecord
 from sightline.trace.bundle import load
 from sightline.trace.index import Index

@@ -355,7 +355,8 @@ class _Builder:
             return self._span_label(rounds[0], rounds[-1], outer)
         first = self._children[rounds[0]]
         if all(self._kind[each] == STEP for each in first):
-            return self._span_label(first[0], self._children[rounds[-1]][-1], outer)
+            span = self._span_label(first[0], self._children[rounds[-1]][-1], outer)
+            return f"{span}, in rounds of {len(first)} steps"
         members = list(zip(first, self._children[rounds[-1]], strict=True))
         calls = [each for each in members if self._kind[each[0]] == CALL]  # they tell more than ops
         names = [self._span_label(*each, outer) for each in calls or members]

@@ -6,27 +6,21 @@ time, whatever the backend. Clocks that disagree are found by the same collectiv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import comb
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.analysis.problems.problem import Confidence, Problem, Severity
 from sightline.notation import time_text
 from sightline.ranks.desync import GroupTable, group_tables
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 
 #: ns that two clocks may differ by before they are corrected: of two hosts, and of what says to be one.
-_DISAGREE, _DISAGREE_HERE = 2_000_000_000, 60_000_000_000
-_CHANCE: Final = 0.01  #: that one of the ranks is last so often, if each is last as often as the others
-_PLENTY: Final = 100  #: collectives: whoever is last to most of these is so by no chance
-_SHARE: Final = 0.2  #: of the time from one collective to the next by which it is late, typically
-_OFTEN: Final = 0.75  #: of the collectives that it has to be the last at
+_CORRECTED, _CORRECTED_HERE = 1_000_000, 60_000_000_000
+_NOTED: Final = 2_000_000_000  #: ns of a clock that is wrong, and not only a little off like all clocks
 
 
 @dataclass(frozen=True)
@@ -83,12 +77,14 @@ class Waiting:
 
     def _tolerance(self, rank: int, other: int) -> int:
         hosts = {self.run.records[each].host for each in (rank, other)}
-        return _DISAGREE_HERE if len(hosts) == 1 and hosts != {""} else _DISAGREE
+        return _CORRECTED_HERE if len(hosts) == 1 and hosts != {""} else _CORRECTED
 
     def notes(self) -> list[str]:
         """A sentence for the ranks whose clocks disagree."""
         by_size: dict[str, list[int]] = {}
         for rank, ahead in self.clocks.items():
+            if abs(ahead) < _NOTED:
+                continue
             way = "ahead" if ahead > 0 else "behind"
             by_size.setdefault(f"{time_text(abs(ahead))} {way}", []).append(rank)
         return [
@@ -110,8 +106,8 @@ class Waiting:
         return times
 
     @cached_property
-    def _arrivals(self) -> list[NDArray[np.float64]]:
-        """For each group the arrivals, only of collectives that all its ranks came to."""
+    def arrivals(self) -> list[NDArray[np.float64]]:
+        """For each group the arrivals on the common clock, only of collectives that all ranks came to."""
         kept = []
         for table in self.tables:
             times = self.times(table, "start")
@@ -123,107 +119,52 @@ class Waiting:
         return kept
 
     @cached_property
+    def waits(self) -> list[NDArray[np.float64]]:
+        """For each group how long each rank waited for the last one, in ns; 0 where not all ranks came.
+
+        A rank waits until the last one comes, but no longer than until it runs its next op: one that goes on
+        at once, as DDP does while it reduces gradients, waits later or never.
+        """
+        kept = []
+        for table, arrivals in zip(self.tables, self.arrivals, strict=True):
+            until = np.minimum(arrivals.max(axis=0, initial=0), self.times(table, "released"))
+            kept.append(np.nan_to_num(np.maximum(until - arrivals, 0)))
+        return kept
+
+    @cached_property
     def waited(self) -> dict[int, int]:
-        """How long each rank waited for others to come, in ns."""
+        """How long each rank waited for others to come, in ns; a wait that had no end is in it."""
         waited = dict.fromkeys(self.run.records, 0)
-        for table, arrivals in zip(self.tables, self._arrivals, strict=True):
-            whole = ~np.isnan(arrivals).any(axis=0)
-            lost = arrivals[:, whole].max(axis=0, initial=0) - arrivals[:, whole]
-            for rank, each in zip(table.ranks, lost.sum(axis=1).tolist(), strict=True):
+        for table, waits in zip(self.tables, self.waits, strict=True):
+            for rank, each in zip(table.ranks, waits.sum(axis=1).tolist(), strict=True):
                 waited[rank] += int(each)
+        for rank, record in self.run.records.items():
+            if record.unfinished and record.waits_at is not None:
+                waited[rank] += record.waits_at[1]
         return waited
 
     def lines(self) -> list[LineWaits]:
         """The waiting by kind and line of collectives, the longest first; lines are of the lowest rank."""
         found: list[LineWaits] = []
-        for table, arrivals in zip(self.tables, self._arrivals, strict=True):
+        for table, arrivals, waits in zip(self.tables, self.arrivals, self.waits, strict=True):
             calls = self.run.records[table.ranks[0]].groups.get(table.group)
             columns = np.flatnonzero(~np.isnan(arrivals).any(axis=0))
             if calls is None or not len(columns):
                 continue
             own = columns - table.shifts[0]
-            keys = np.stack([calls.place[own], calls.signature[own]])
-            found += self._by_line(table, arrivals[:, columns], keys)
+            rows: dict[tuple[str, str], list[int]] = {}
+            for column, place, signature in zip(
+                columns.tolist(), calls.place[own].tolist(), calls.signature[own].tolist(), strict=True
+            ):
+                names = self.run.names
+                key = names.signatures.all[signature].kind, names.places.all[place]
+                rows.setdefault(key, []).append(column)
+            for (kind, line), each in rows.items():
+                lost, last = waits[:, each], np.bincount(arrivals[:, each].argmax(axis=0))
+                found.append(
+                    LineWaits(
+                        kind, line, len(each), int(lost.sum()), int(lost.max()),
+                        table.ranks[int(last.argmax())], int(last.max()),
+                    )
+                )  # fmt: skip
         return sorted(found, key=lambda each: -each.waited)
-
-    def _by_line(
-        self, table: GroupTable, arrivals: NDArray[np.float64], keys: NDArray[np.int32]
-    ) -> Iterator[LineWaits]:
-        names = self.run.names
-        rows: dict[tuple[str, str], list[int]] = {}
-        for at, (place, signature) in enumerate(keys.T.tolist()):
-            kind = names.signatures.all[signature].kind
-            rows.setdefault((kind, names.places.all[place]), []).append(at)
-        for (kind, line), columns in rows.items():
-            times = arrivals[:, columns]
-            lost = times.max(axis=0) - times
-            last = np.bincount(times.argmax(axis=0))
-            yield LineWaits(
-                kind, line, len(columns), int(lost.sum()), int(lost.max()), table.ranks[int(last.argmax())],
-                int(last.max()),
-            )  # fmt: skip
-
-    def problems(self) -> list[Problem]:
-        """The rank that the others wait for most of the time, if there is one."""
-        return [
-            problem
-            for table, arrivals in zip(self.tables, self._arrivals, strict=True)
-            if (problem := self._straggler(table, arrivals)) is not None
-        ]
-
-    def _straggler(self, table: GroupTable, arrivals: NDArray[np.float64]) -> Problem | None:
-        numbers = np.flatnonzero(~np.isnan(arrivals).any(axis=0))
-        if len(numbers) < 2 or len(table.ranks) < 2:
-            return None
-        times = arrivals[:, numbers]
-        ordered = np.sort(times, axis=0)
-        late = ordered[-1] - ordered[-2]  # what the last one alone costs the others
-        rows, counts = np.unique(times.argmax(axis=0), return_counts=True)
-        row = int(rows[counts.argmax()])
-        its = times.argmax(axis=0) == row
-        lost = float(late[its].sum())
-        span = float(times.max() - times.min()) or 1.0
-        typical = float(np.median(np.diff(ordered[-1]))) or 1.0
-        if its.mean() < _OFTEN or float(np.median(late[its])) < _SHARE * typical:
-            return None
-        if _by_chance(int(its.sum()), len(numbers), len(table.ranks)) > _CHANCE:
-            return None
-        rank, worst = table.ranks[row], int(numbers[np.flatnonzero(its)[late[its].argmax()]])
-        call = table.call(self.run, rank, worst)
-        assert call is not None
-        place = self.run.names.places.all[call[0].place[call[1]]]
-        others = ranks_text([each for each in table.ranks if each != rank])
-        title = (
-            f"Rank {rank} comes last to {int(its.sum()):,} of {len(numbers):,} collectives: {others} "
-            f"{'waits' if len(table.ranks) == 2 else 'wait'} {time_text(int(lost))} for it, "
-            f"{100 * min(lost / span, 1):.0f} % of the time"
-        )
-        return Problem(
-            kind="straggler", severity=Severity.WARNING, title=title, module="", modules=(), place=place,
-            why="Every rank goes at the pace of the slowest one.", confidence=Confidence.LIKELY,
-            detail=self._slow_line(rank, [each for each in table.ranks if each != rank]),
-        )  # fmt: skip
-
-    def _slow_line(self, rank: int, others: list[int]) -> str:
-        """The line on which a rank spends most more than the others do."""
-        records = self.run.records
-        spent = records[rank].spent
-        more = {
-            place: time - float(np.median([records[other].spent.get(place, 0) for other in others]))
-            for place, time in spent.items()
-            if self.run.names.places.all[place]
-        }
-        if not more:
-            return ""
-        worst = max(more, key=more.__getitem__)
-        usual = int(spent[worst] - more[worst])
-        place = self.run.names.places.all[worst]
-        return f"it spends {time_text(spent[worst])} at and before {place}, the others {time_text(usual)}"
-
-
-def _by_chance(last: int, count: int, ranks: int) -> float:
-    """How likely one of the ranks is last at least so often, if each time it is any of them."""
-    if count > _PLENTY:
-        return 0.0
-    one = 1 / ranks
-    return ranks * sum(comb(count, k) * one**k * (1 - one) ** (count - k) for k in range(last, count + 1))

@@ -237,16 +237,21 @@ class Collectives(Sequence[Collective]):
 
 
 def released(data: TraceData, at: I64) -> NDArray[np.int64]:
-    """When the host went on after some ops: the start of the next op of the same thread that is no child."""
+    """When the host went on after some ops: the start of the next op of the same thread that is no child.
+
+    After the last op of a thread that is not known: it may have waited until the recording ended.
+    """
     ops = data.ops
-    result: NDArray[np.int64] = ops.start[at] + ops.duration[at]
+    end = int(data.info.get("duration_ns") or 0)
+    result: NDArray[np.int64] = np.maximum(ops.start[at] + ops.duration[at], end)
     for thread in np.unique(ops.thread[at]):
         rows = np.flatnonzero((ops.thread == thread) & (ops.level == 1))
         where = np.flatnonzero(ops.thread[at] == thread)
         following = np.searchsorted(rows, at[where], side="right")
         has = following < len(rows)
         nexts = ops.start[rows[following[has]]]
-        result[where[has]] = np.maximum(result[where[has]], nexts)
+        ends = ops.start[at[where[has]]] + ops.duration[at[where[has]]]
+        result[where[has]] = np.maximum(ends, nexts)
     return result
 
 

@@ -6,7 +6,6 @@ rank never comes to, is a problem; between it and the one before, the first op t
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,15 +18,16 @@ from sightline.analysis.problems.problem import Confidence, Problem, Severity
 from sightline.ranks.collectives import Collective
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
-from sightline.ranks.record import GroupCalls, RankRecord, shown_op
+from sightline.ranks.rank_ends import whereabouts
+from sightline.ranks.record import GroupCalls, RankRecord
 from sightline.trace.bundle import load
 
 ENDED, BEFORE = -1, -2  #: instead of a signature: after the last call of a rank, before the first one kept
-#: ``[…/tcp/pair.cc:553]``, ``[127.0.0.1]:29500``
-_LIBRARY_PLACE: Final = re.compile(r"\[[^\[\]\s]+\.(?:cc|cpp|h|hpp|cu):\d+\]\s*|\s*\[[\da-f.:]+\]:\d+")
-_LONG: Final = 100  #: of an error more is not shown
 _WHY_DIFFERENT: Final = (
     "Ranks of a group must run the same collectives in the same order: these hang or mix up their data."
+)
+_WHY_NOT_YET: Final = (
+    "The job is running: it may still come. Every rank of a group must come to every collective."
 )
 _WHY_MISSING: Final = (
     "The others wait for it until they time out: every rank of a group must come to every collective."
@@ -153,6 +153,10 @@ def _missing(
         how = f"{'was' if len(absent) == 1 else 'were'} cut short before"
         _, text, place = ahead
         detail.append("what a killed process did in its last third of a second is not recorded")
+    if record.running:
+        have = "has" if len(absent) == 1 else "have"
+        title = f"{who} {have} not come to {text}{_of_group(run, table.group)}, in which {waits}"
+        return _problem("hang", Severity.NOTE, title, _WHY_NOT_YET, place, detail)
     title = f"{who} {how} {text}{_of_group(run, table.group)}, in which {waits}"
     likely = Confidence.LIKELY if record.unfinished else Confidence.CERTAIN
     return _problem("hang", Severity.ERROR, title, _WHY_MISSING, place, detail, likely)
@@ -205,35 +209,9 @@ def _by_state(run: Run, ranks: list[int]) -> list[list[int]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank in ranks:
         record = run.records[rank]
-        groups.setdefault((record.failed, record.unfinished, record.last_place), []).append(rank)
+        key = record.failed, record.unfinished, record.running, record.last_place
+        groups.setdefault(key, []).append(rank)
     return list(groups.values())
-
-
-def whereabouts(run: Run, record: RankRecord) -> str:
-    """Where a rank was when its recording ended, and how that ended."""
-    last = f"{shown_op(record.last_op)} at {run.names.places.all[record.last_place]}".removesuffix(" at ")
-    if not record.last_op:
-        last = "no op"
-    if record.failed:
-        return f"raised {_first_line(str(record.info['exception']))} after {last}"
-    if record.stack:
-        return f"is at {record.stack}, after {last}"
-    waits = record.waits_at
-    if record.unfinished and waits is not None:
-        return f"waits at {waits[0]}, in {last}" if record.last_is_collective else f"waits at {waits[0]}"
-    if record.unfinished and not record.last_op:
-        return "was cut short before any of its ops was written"
-    if record.unfinished:
-        return f"was cut short {'in or after' if record.last_is_collective else 'after'} {last}"
-    return f"ended after {last}"
-
-
-def _first_line(text: str) -> str:
-    """The first line of an error, without the positions in libraries and the ports that backends put in."""
-    line = _LIBRARY_PLACE.sub("", text.strip().partition("\n")[0])
-    if len(line) > _LONG:
-        line = line.partition(". ")[0]
-    return line if len(line) <= _LONG else f"{line[: _LONG - 1]}…"
 
 
 def _parting_text(run: Run, table: GroupTable, rank: int, other: int, column: int) -> list[str]:
@@ -242,8 +220,12 @@ def _parting_text(run: Run, table: GroupTable, rank: int, other: int, column: in
     texts = []
     if found is not None:
         mine, yours = (
-            "ends" if step is None else f"runs {run.names.step_text(step)}"
-            for step in (found.ours, found.theirs)
+            f"runs {run.names.step_text(step)}"
+            if step is not None
+            else "has run no more"
+            if run.records[each].running
+            else "ends"
+            for each, step in ((rank, found.ours), (other, found.theirs))
         )
         where = "from the start" if found.since < 0 else f"after collective #{found.since}"
         texts += [f"they part {where}:", f"  rank {rank} {mine}", f"  rank {other} {yours}"]

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from sightline.ranks.buffers import Buffers, buffers_of
 from sightline.ranks.collectives import REPLICATED, Collectives
-from sightline.trace.data import EVALUATION, I32, I64, KINDS, PHASES, TRAINING, U64, TraceData
+from sightline.ranks.reduced_gradients import Reduction, reduced_gradients
+from sightline.trace.data import EVALUATION, I32, I64, KINDS, OPTIMIZER_STEP, PHASES, TRAINING, U64, TraceData
 from sightline.trace.index import Index
 
 _PARAMETER: Final = KINDS.index("parameter")
 _FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 _RANDOM: Final = re.compile(r"(native_dropout|bernoulli|rand|randn|randint|normal|uniform|rrelu)(_|_like)?")
 _MOST: Final = 1000  #: of a series: what is the same so often is the same
-_GRADIENT: Final = ".grad"
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,16 @@ class Weights:
     names: tuple[str, ...]
     prints: U64
     lines: I32  #: where each was made; -1 where that is not recorded
+    updates: tuple[int, ...]  #: the step of an optimizer that made it, counted for each name; 0 for none
+    varied: NDArray[np.bool_]  #: which of them are more than one number, again and again
+
+    def by_name(self, names: set[str] | None = None) -> dict[str, list[int]]:
+        """The versions of each weight, or of those of some names."""
+        found: dict[str, list[int]] = {}
+        for at, name in enumerate(self.names):
+            if names is None or name in names:
+                found.setdefault(name, []).append(at)
+        return found
 
 
 @dataclass(frozen=True)
@@ -48,15 +58,15 @@ class Fingerprints:
 
     weights: Weights | None = None
     buffers: Buffers | None = None
-    reduced: dict[str, int] = field(
-        default_factory=dict
-    )  #: parameters with gradients that are reduced: lines
+    #: Parameters whose gradients the program reduces by itself.
+    reduced: dict[str, Reduction] = field(default_factory=dict)
     batches: Series = Series()  #: what the outermost module is given, call by call
     losses: Series = Series()  #: what each backward pass begins from
     draws: Series = Series()  #: random numbers that modules draw
     drawn: int = 0  #: how many numbers these are
     modes: dict[tuple[str, bool], int] = field(default_factory=dict)  #: (module, it trains): the line
     replicated: bool = False  #: it has a module of DDP
+    replicated_in: frozenset[str] = frozenset()  #: the groups in which that reduces gradients, as far as seen
     sharded: bool = False  #: its weights are DTensors of tensor parallelism
     fully_sharded: bool = False  #: it has a module of FSDP, which splits weights but not buffers
 
@@ -64,6 +74,16 @@ class Fingerprints:
     def is_replica(self) -> bool:
         """Whether its buffers should be those of other ranks."""
         return self.replicated or bool(self.reduced) or self.fully_sharded
+
+    @property
+    def has_own_batch(self) -> bool:
+        """Whether it trains on data of its own; ranks of one tensor-parallel model share theirs."""
+        if self.sharded:
+            return False
+        # Where only some gradients are reduced, the other weights may be shards of a model that ranks share.
+        weights = set() if self.weights is None else set(self.weights.names)
+        by_hand = bool(self.reduced) and weights <= self.reduced.keys()
+        return self.replicated or self.fully_sharded or by_hand
 
 
 def fingerprints_of(index: Index, collectives: Collectives, op_places: I32, places: I32) -> Fingerprints:
@@ -73,13 +93,18 @@ def fingerprints_of(index: Index, collectives: Collectives, op_places: I32, plac
     return Fingerprints(
         weights=_weights(data, op_places),
         buffers=buffers_of(index, op_places),
-        reduced=_reduced(data, collectives, op_places),
+        reduced=reduced_gradients(data, collectives, op_places),
         batches=_batches(index, places),
         losses=_losses(data, op_places),
         draws=draws,
         drawn=drawn,
         modes=_modes(index, places),
         replicated=any(module.type == REPLICATED for module in data.modules),
+        replicated_in=frozenset(
+            each.group
+            for each in collectives
+            if each.kind == "all_reduce" and data.ops.phase[each.op] == _BACKWARD
+        ),
         sharded=_is_sharded(data),
         fully_sharded=_is_fully_sharded(data),
     )
@@ -108,20 +133,28 @@ def _weights(data: TraceData, op_places: I32) -> Weights | None:
     lines = np.full(len(makers), -1, dtype=np.int32)
     lines[makers >= 0] = op_places[makers[makers >= 0]]
     names = tuple(data.names[name] for name in values.name[measured].tolist())
-    return Weights(len(begun), names, _fingerprints(data, np.searchsorted(stats.value, measured)), lines)
+    rows = np.searchsorted(stats.value, measured)
+    varied: NDArray[np.bool_] = np.asarray(stats.min[rows] < stats.max[rows])
+    updates = _updates(data, names, makers)
+    return Weights(len(begun), names, _fingerprints(data, rows), lines, updates, varied)
 
 
-def _reduced(data: TraceData, collectives: Collectives, op_places: I32) -> dict[str, int]:
-    """The parameters whose gradients are summed over ranks by hand, and where: they are replicas too."""
-    found: dict[str, int] = {}
-    for each in collectives:
-        if each.kind != "all_reduce":
+def _updates(data: TraceData, names: tuple[str, ...], makers: I32) -> tuple[int, ...]:
+    """Which update of its weight each version is of: one step may write a weight several times."""
+    steps = [step for step in data.steps if step.name == OPTIMIZER_STEP]
+    starts = np.array([step.first_op for step in steps], dtype=np.int64)
+    seen: dict[str, list[int]] = {}
+    updates = []
+    for name, maker in zip(names, makers.tolist(), strict=True):
+        at = int(np.searchsorted(starts, maker, side="right")) - 1
+        if at < 0 or maker >= steps[at].end_op:
+            updates.append(0)
             continue
-        for value in (*data.ops.inputs_of(each.op), *data.ops.outputs_of(each.op)):
-            name = int(data.values.name[value])
-            if name >= 0 and data.names[name].endswith(_GRADIENT):
-                found.setdefault(data.names[name].removesuffix(_GRADIENT), int(op_places[each.op]))
-    return found
+        own = seen.setdefault(name, [])
+        if at not in own:
+            own.append(at)
+        updates.append(own.index(at) + 1)
+    return tuple(updates)
 
 
 def _batches(index: Index, places: I32) -> Series:

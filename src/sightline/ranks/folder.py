@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -19,12 +19,13 @@ from sightline.trace.bundle.paths import (
     refuse_as_job,
     remove_recording,
 )
+from sightline.trace.validate import Report, validate
 
 T = TypeVar("T")
 
 #: ``rank3.sight``, ``run.rank3.sight``, ``rank3.restart1.sight``.
 _NAME: Final = re.compile(
-    r"(?:(?P<stem>.*)\.)?rank(?P<rank>\d{1,7})(?:\.restart(?P<restart>\d{1,7}))?\.sight"
+    r"(?:(?P<stem>.*)\.)?rank(?P<rank>[0-9]{1,7})(?:\.restart(?P<restart>[0-9]{1,7}))?\.sight"
 )
 
 
@@ -33,7 +34,9 @@ class RankFolder:
     """The recordings of the ranks of one run."""
 
     path: Path  #: what was opened
-    paths: dict[int, Path]  #: of each rank, ascending; its last attempt where it was restarted
+    #: of each rank, ascending; its last attempt where it was restarted. What has the name of a rank and is no
+    #: recording is among them, and an error when it is opened.
+    paths: dict[int, Path]
     notes: list[str] = field(default_factory=list)  #: a sentence on each thing that is not as it should be
 
     @property
@@ -46,8 +49,11 @@ def rank_folder(path: Path) -> RankFolder | None:
     """The recordings in a folder that is not one itself; None if there are none."""
     if not path.is_dir() or holds_recording(path):
         return None
-    children = sorted(child for child in path.iterdir() if child.is_dir() and holds_recording(child))
-    return _assigned(path, children) if children else None
+    children = sorted(path.iterdir())
+    recordings = {child for child in children if child.is_dir() and holds_recording(child)}
+    if not recordings:
+        return None
+    return _assigned(path, [one for one in children if one in recordings or _NAME.fullmatch(one.name)])
 
 
 def siblings(path: Path) -> RankFolder | None:
@@ -57,8 +63,7 @@ def siblings(path: Path) -> RankFolder | None:
         return None
     named = [(child, _NAME.fullmatch(child.name)) for child in sorted(path.parent.iterdir())]
     same = [child for child, other in named if other is not None and other["stem"] == match["stem"]]
-    beside = [child for child in same if holds_recording(child)]
-    return _assigned(path, beside) if beside else None
+    return _assigned(path, same) if any(map(holds_recording, same)) else None
 
 
 def _assigned(path: Path, children: list[Path]) -> RankFolder:
@@ -113,8 +118,12 @@ def save_ranks(
     make_job_folder(targets[folder.lowest])
     lines: dict[int, str] = {}
     for rank, target in targets.items():
-        with suppress(DamagedFile):
+        data = None
+        with suppress(SightlineError):
             data = load(folder.paths[rank])
+        if data is None:
+            continue
+        with suppress(DamagedFile):
             lines[rank] = save(data, target, source=source, environment=environment).partition(": ")[2]
             data.close()
             if (stacks := folder.paths[rank] / STACKS).is_file() and folder.paths[rank] != target:
@@ -130,6 +139,19 @@ def save_ranks(
         else ""
     )
     return f"{path}: {ranks_text(lines)}{rest}; rank {min(lines)}: {lines[min(lines)]}"
+
+
+def validate_ranks(folder: RankFolder) -> Report:
+    """Validate every rank; the error of the first that is not sound begins with its number."""
+    reports = []
+    for rank, path in folder.paths.items():
+        try:
+            data = load(path)
+            reports.append(validate(data))
+        except SightlineError as error:
+            raise type(error)(f"Rank {rank}: {error}") from error
+        data.close()
+    return Report(*(sum(column) for column in zip(*map(astuple, reports), strict=True)))
 
 
 class Ranks(Mapping[int, T], Generic[T]):

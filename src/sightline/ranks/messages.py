@@ -15,8 +15,8 @@ import numpy as np
 from sightline.analysis.problems.problem import Confidence, Problem, Severity
 from sightline.notation import bytes_text
 from sightline.ranks.collectives import messages_of, tag_text
-from sightline.ranks.desync import whereabouts
 from sightline.ranks.merge import Run
+from sightline.ranks.rank_ends import whereabouts
 from sightline.ranks.record import GroupCalls, RankRecord
 
 _WHY = "Every send needs a receive of the same size and tag on the other rank, in the same order."
@@ -140,18 +140,22 @@ def _unmatched(run: Run, pair: _Pair, tag: int, *, is_unsent: bool) -> Iterator[
     if line is None or not _is_stuck(run, waits):
         return
     what = f"receive #{number}{tag_text(tag)} from" if is_unsent else f"send #{number}{tag_text(tag)} to"
-    never = "never sends it" if is_unsent else "never receives it"
+    other = run.records[absent]
+    never = ("never sends it", "never receives it", "has not sent it", "has not received it")
+    how = never[2 * other.running + (not is_unsent)]
     yield _problem(
-        "hang", f"Rank {waits} waits in {what} rank {absent}, which {never}", line,
-        f"rank {absent}: {whereabouts(run, run.records[absent])}",
-        Confidence.LIKELY if run.records[absent].unfinished else Confidence.CERTAIN,
+        "hang", f"Rank {waits} waits in {what} rank {absent}, which {how}", line,
+        f"rank {absent}: {whereabouts(run, other)}",
+        Confidence.LIKELY if other.unfinished and not other.running else Confidence.CERTAIN,
+        Severity.NOTE if other.running else Severity.ERROR,
     )  # fmt: skip
 
 
 def _problem(
-    kind: str, title: str, place: str, detail: str, confidence: Confidence = Confidence.LIKELY
-) -> Problem:
+    kind: str, title: str, place: str, detail: str, confidence: Confidence = Confidence.LIKELY,
+    severity: Severity = Severity.ERROR,
+) -> Problem:  # fmt: skip
     return Problem(
-        kind=kind, severity=Severity.ERROR, title=title, why=_WHY, module="", modules=(), place=place,
+        kind=kind, severity=severity, title=title, why=_WHY, module="", modules=(), place=place,
         detail=detail, confidence=confidence,
     )  # fmt: skip

@@ -6,22 +6,24 @@ carried, and the lines whose time differs most between ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.problem import Problem
+from sightline.analysis.problems.problem import FIRST, Problem, Severity
 from sightline.notation import bytes_text, time_text
 from sightline.ranks.collective_waits import Waiting
 from sightline.ranks.collectives import Collective, messages_of
-from sightline.ranks.desync import desync_problems, whereabouts
+from sightline.ranks.desync import desync_problems
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.messages import message_problems
 from sightline.ranks.process_problems import process_problems
+from sightline.ranks.rank_ends import whereabouts
 from sightline.ranks.record import begins_thread
 from sightline.ranks.replicas import replica_problems
+from sightline.ranks.stragglers import straggler_problems
 from sightline.ranks.times import Spread, line_spreads, module_spreads, spread_grid
 from sightline.views.problems import problem_lines
 from sightline.views.rendering import WIDTH, Block, Column, Grid, Line, Span, View, cut, grid, line
@@ -38,8 +40,21 @@ _MORE: Final = "t.rank_times()  t.problems()  t.code(rank=0)  t.summary(rank=0) 
 def rank_problems(run: Run, waiting: Waiting | None = None) -> list[Problem]:
     """What looks wrong between the ranks of a run, the most serious first."""
     waiting = waiting or Waiting.of(run)
-    found = [*desync_problems(run), *message_problems(run), *replica_problems(run), *waiting.problems()]
+    found = [
+        *desync_problems(run),
+        *message_problems(run),
+        *replica_problems(run),
+        *straggler_problems(waiting),
+    ]
     return sorted(found, key=lambda problem: (-problem.severity, -problem.confidence))
+
+
+def in_order(between: list[Problem], single: list[Problem]) -> list[Problem]:
+    """The problems between ranks and of single ones, the exceptions that ended the job before all others."""
+    found = [*between, *single]
+    return sorted(
+        found, key=lambda each: (each.kind != FIRST or each.severity < Severity.ERROR, -each.severity)
+    )
 
 
 #: The kinds of problem that only several ranks can have.
@@ -54,7 +69,7 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
     problems = rank_problems(run, waiting)
     is_small = sum(record.ops for record in run.records.values()) <= _MOST_OPS
     if is_small:
-        problems = sorted([*problems, *process_problems(run)], key=lambda problem: -problem.severity)
+        problems = in_order(problems, process_problems(run))
 
     def fit(room: int) -> list[Block]:
         room = min(room, WIDTH)
@@ -99,11 +114,14 @@ def _head(run: Run) -> Iterator[Line]:
     parts[0] += f" on {len(hosts)} host{'s' * (len(hosts) > 1)}" if hosts else ""
     parts += [", ".join(sorted(backends))] if backends else []
     parts += [f"torch {first.info['torch']}"] if first.info.get("torch") else []
-    parts.append(time_text(max(int(record.info.get("duration_ns") or 0) for record in records)))
+    parts += ["still running"] if any(record.running for record in records) else []
+    parts.append(time_text(max(record.elapsed for record in records)))
     yield line(("run ", "dim"), (cut(name, 50), "title"), (f"  {' · '.join(parts)}", "dim"), hang=_MARGIN)
     for mesh in (first.info.get("meshes") or ())[:2]:
         if isinstance(mesh, dict):
             names = ", ".join(map(str, mesh.get("names") or ()))
+            if not names and "×" not in _mesh_text(mesh.get("ranks")):
+                continue  # all ranks in a row
             yield _fact("mesh", " ".join(filter(None, [_mesh_text(mesh.get("ranks")), names])))
     groups = [(name, ranks) for name, ranks in run.groups.items() if len(ranks) > 1]
     if len(groups) > 1:
@@ -136,7 +154,8 @@ def _classes(run: Run) -> Iterator[Line]:
     for number, ranks in enumerate(classes[:_MOST_ROWS]):
         record = run.records[ranks[0]]
         count = sum(len(calls) for calls in record.groups.values())
-        text = f"{ranks_text(ranks)}: {record.ops:,} ops, {count:,} collective{'s' if count != 1 else ''}"
+        ops = _range([run.records[rank].ops for rank in ranks], "{:,}".format)
+        text = f"{ranks_text(ranks)}: {ops} ops, {count:,} collective{'s' if count != 1 else ''}"
         text += " each" if len(ranks) > 1 else ""
         yield _fact("ranks" if not number else "", text + _difference(run, classes[0][0], ranks))
     if len(classes) > _MOST_ROWS:
@@ -172,35 +191,47 @@ def _ends(run: Run) -> Iterator[Line]:
     rows = sorted(where.items(), key=lambda pair: pair[1])
     for number, (text, ranks) in enumerate(rows[:_MOST_ROWS]):
         style = "error" if run.records[ranks[0]].failed else "warn"
-        yield _fact("at the end" if not number else "", f"{ranks_text(ranks)} {text}", style)
+        title = "now" if any(record.running for record in run.records.values()) else "at the end"
+        yield _fact(title if not number else "", f"{ranks_text(ranks)} {text}", style)
     if len(rows) > _MOST_ROWS:
         yield _fact("", f"… and {len(rows) - _MOST_ROWS} more places")
 
 
 def _collectives(run: Run) -> Grid | None:
-    """What the collectives of the lowest rank of each group carried, by kind."""
-    rows: dict[tuple[str, str], list[int]] = {}
-    for name in dict.fromkeys(name for record in run.records.values() for name in record.groups):
-        record = next(record for record in run.records.values() if name in record.groups)
-        calls, messages = record.groups[name], messages_of(name)
-        group = name if messages is None else messages[0]
-        for number in np.unique(calls.signature).tolist():
-            call: Collective = run.names.signatures.all[number]
-            row = rows.setdefault((call.kind, group), [0, 0])
-            row[0] += int((calls.signature == number).sum())
-            row[1] += int(calls.bytes[calls.signature == number].sum())
+    """What the collectives carried, by kind and group: on each rank, or from the least to the most."""
+    rows: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for rank, record in run.records.items():
+        for name, calls in record.groups.items():
+            messages = messages_of(name)
+            group = name if messages is None else messages[0]
+            for number in np.unique(calls.signature).tolist():
+                call: Collective = run.names.signatures.all[number]
+                row = rows.setdefault((call.kind, group), {}).setdefault(rank, [0, 0])
+                row[0] += int((calls.signature == number).sum())
+                row[1] += int(calls.bytes[calls.signature == number].sum())
     if not rows:
         return None
     columns = (Column("collective"), Column("group"), Column("per rank", right=True),
                Column("bytes", right=True))  # fmt: skip
-    ordered = sorted(rows.items(), key=lambda pair: -pair[1][1])
-    return grid(
-        columns,
-        [
-            (Span(kind, "op"), group, f"{count:,}", bytes_text(size))
-            for (kind, group), (count, size) in ordered[:_MOST_ROWS]
-        ],
-    )
+    table = []
+    for (kind, group), by_rank in rows.items():
+        members = run.groups.get(group) or list(run.records)
+        each = [by_rank.get(rank, [0, 0]) for rank in members if rank in run.records]
+        counts, sizes = ([row[at] for row in each] for at in (0, 1))
+        cells = _range(counts, "{:,}".format), _range(sizes, bytes_text)
+        table.append((max(sizes), (Span(kind, "op"), group, *cells)))
+    table.sort(key=lambda row: -row[0])
+    return grid(columns, [cells for _, cells in table[:_MOST_ROWS]])
+
+
+def _range(numbers: list[int], text: Callable[[int], str]) -> str:
+    """One number where all are the same, or the least and the most.
+
+    >>> _range([3, 3], str), _range([1, 3, 2], str)
+    ('3', '1–3')
+    """
+    least, most = text(min(numbers)), text(max(numbers))
+    return least if least == most else f"{least}–{most}"
 
 
 def _spread(run: Run, waiting: Waiting) -> Grid | None:
@@ -209,5 +240,7 @@ def _spread(run: Run, waiting: Waiting) -> Grid | None:
         return None
     waits = np.array([waiting.waited[rank] for rank in run.ranks], dtype=np.int64)
     rows = [Spread("waiting for other ranks", waits)] if waits.any() else []
-    rows += [*module_spreads(run, _MOST_ROWS // 2), *line_spreads(run, _MOST_ROWS // 2)]
+    rows += module_spreads(run, _MOST_ROWS // 2)
+    # Also the time on the way to its ops: loading a batch, importing a module.
+    rows += [Spread(f"{each.text}, and before", each.times) for each in line_spreads(run, _MOST_ROWS // 2)]
     return spread_grid(run, "time of a rank", rows)

@@ -15,11 +15,14 @@ from sightline.analysis.problems import FIRST, Problem, Severity, find
 from sightline.errors import SightlineError, UsageError
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
+from sightline.ranks.rank_ends import error_text, is_consequence
+from sightline.ranks.record import RankRecord
 from sightline.trace.bundle import load
 from sightline.trace.data import TraceData
 from sightline.trace.index import Index
 from sightline.views.problems import matching_paths
 
+_LONG: Final = 300  #: characters of an exception; the others may have as many
 _NUMBER: Final = re.compile(r"\d[\d.,:]*(?:e[+-]?\d+)?")
 
 
@@ -52,6 +55,8 @@ def process_problems(
         except SightlineError as error:
             unread.append(_unread(rank, error))
             continue
+        if is_consequence(run, record):
+            found = [_of_another_rank(each, record) if each.kind == FIRST else each for each in found]
         for problem in found:
             if paths is None or not paths.isdisjoint(problem.modules):
                 same = folded.setdefault(_key(problem), _Folded(problem))
@@ -72,6 +77,14 @@ def _of_rank(
         return find(part(data)), None if module is None else matching_paths(data.modules, module)
     finally:
         data.close()
+
+
+def _of_another_rank(failure: Problem, record: RankRecord) -> Problem:
+    """The failure of a rank that another one has caused: what its backend says of it matters little."""
+    return replace(
+        failure, title=error_text(str(record.info["exception"])), detail="", severity=Severity.NOTE,
+        why="It came from what another rank did, or did not do. Nothing after it was looked at.",
+    )  # fmt: skip
 
 
 def _unread(rank: int, error: SightlineError) -> Problem:
@@ -96,6 +109,8 @@ def _shown(folded: _Folded, run: Run) -> Problem:
     """``Ranks 0–3: …`` where all have it, ``Rank 3 only: …`` where others do not."""
     problem, ranks = folded.problem, folded.ranks
     who = ranks_text(ranks).capitalize()
+    if problem.kind == FIRST and len(problem.title) > _LONG:
+        problem = replace(problem, title=f"{problem.title[: _LONG - 1].rstrip()}…")
     if len(run.records) > 1:
         only = "" if len(ranks) == len(run.records) else " only"
         problem = replace(problem, title=f"{who}{only}: {problem.title}")

@@ -7,6 +7,7 @@ ran the same ops share one array of them.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from sightline.ranks.collectives import Collective, Collectives, kind_of, releas
 from sightline.ranks.fingerprints import Fingerprints, fingerprints_of
 from sightline.trace.bundle import load
 from sightline.trace.bundle.paths import STACKS
+from sightline.trace.bundle.repair import is_being_recorded
 from sightline.trace.data import I32, I64, TraceData
 from sightline.trace.index import Index
 
@@ -104,6 +106,9 @@ class RankRecord:
     last_place: int  #: the line of the last op
     last_op: str
     last_is_collective: bool
+    last_row: int = -1  #: the last op among the ops of the recording
+    last_end: int = 0  #: when that ended, in ns since the recording began
+    running: bool = False  #: its process still records
     spent: dict[int, int] = field(default_factory=dict)  #: ns on the way to and in the ops of each line
     modules: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  #: those that were called
     module_times: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  #: ns in their calls
@@ -120,13 +125,23 @@ class RankRecord:
         return bool(self.info.get("exception"))
 
     @property
+    def elapsed(self) -> int:
+        """Ns from the begin of the recording to its end, or until now."""
+        recorded = int(self.info.get("duration_ns") or 0)
+        if not self.running:
+            return recorded
+        return max(recorded, time.time_ns() - int(self.info.get("began_ns") or 0))
+
+    @property
     def waits_at(self) -> tuple[str, int] | None:
-        """The line at which it waited for others when the recording ended, and for how long then."""
+        """The line at which it waited for others when the recording ended, or waits; for how long, in ns."""
         waits = self.info.get("waits") or {}
         for row in waits.get("now") or ():
             if isinstance(row, list | tuple) and len(row) == 4 and all(type(n) is int for n in row[1::2]):
                 file, line, function, waited = row
-                return f"{Path(str(file)).name}:{line} in {function}", waited
+                return f"{Path(str(file)).name}:{line} in {function}", waited + self.elapsed - int(
+                    self.info.get("duration_ns") or 0
+                )
         return None
 
 
@@ -165,6 +180,9 @@ def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> Ran
         last_place=int(op_places[last]) if last >= 0 else names.places.of(""),
         last_op=data.names[data.ops.name[last]] if last >= 0 else "",
         last_is_collective=bool(len(collectives.ops)) and last == int(collectives.ops[-1]),
+        last_row=last,
+        last_end=int(data.ops.start[last] + data.ops.duration[last]) if last >= 0 else 0,
+        running=bool(data.info.get("unfinished")) and is_being_recorded(path),
         spent=_spent(data, rows, op_places, collectives.ops),
         modules=modules,
         module_times=module_times,
@@ -257,7 +275,7 @@ def _spent(data: TraceData, rows: I64, op_places: I32, collectives: I64) -> dict
     since = np.concatenate([ops.start[rows[:1]], ends[:-1]])
     waited = np.isin(np.concatenate([[-1], rows[:-1]]), collectives)
     gaps = np.where(waited, np.maximum(ops.start[rows] - since, 0), 0)
-    times = ends - since - gaps * min(_waited(data) / max(int(gaps.sum()), 1), 1.0)
+    times = ends - since - gaps * min(waited_time(data.info) / max(int(gaps.sum()), 1), 1.0)
     times = np.where(np.isin(rows, collectives), times - ops.duration[rows], times)
     sums = np.bincount(op_places[rows], weights=np.maximum(times, 0))
     return {int(place): int(sums[place]) for place in np.flatnonzero(sums)}
@@ -273,9 +291,9 @@ def _module_times(data: TraceData, names: SharedNames) -> tuple[I32, I64]:
     return names.shared(unique.astype(np.int32)), sums[called[first]].astype(np.int64)
 
 
-def _waited(data: TraceData) -> int:
+def waited_time(info: dict[str, Any]) -> int:
     """How long ``Work.wait`` took altogether, in ns."""
-    lines = (data.info.get("waits") or {}).get("lines") or ()
+    lines = (info.get("waits") or {}).get("lines") or ()
     return sum(row[4] for row in lines if isinstance(row, list | tuple) and len(row) == 6)
 
 

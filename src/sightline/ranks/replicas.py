@@ -8,8 +8,8 @@ Ranks that share one model by tensor parallelism must be given the same batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-
-import numpy as np
+from dataclasses import replace
+from functools import partial
 
 from sightline.analysis.problems.problem import Confidence, Problem, Severity
 from sightline.ranks.buffers import buffer_problems
@@ -34,68 +34,149 @@ def replica_problems(run: Run) -> list[Problem]:
 
 
 def _weights(run: Run) -> Iterator[Problem]:
-    """Weights that begin equal, or have to, and then differ."""
+    """Weights that begin equal, or have to, and then differ: at most one problem for each set of replicas."""
     by_names: dict[Hashable, list[tuple[RankRecord, Weights]]] = {}
     for record in run.records.values():
         weights = record.values.weights
         if weights is not None:
-            key = frozenset(weights.names), record.values.replicated, frozenset(record.values.reduced)
+            groups = frozenset(map(partial(_members, run), record.values.replicated_in))
+            key = frozenset(weights.names), record.values.replicated and groups, bool(record.values.reduced)
             by_names.setdefault(key, []).append((record, weights))
-    for replicas in by_names.values():
-        if len(replicas) > 1:
-            problem = _drift(run, replicas)
+    for holders in by_names.values():
+        first = holders[0][0].values
+        compared: list[tuple[tuple[int, ...], set[str] | None]] = [(tuple(run.records), None)]
+        if first.replicated:
+            sets = dict.fromkeys(_members(run, group) for group in first.replicated_in)
+            compared = [(ranks, None) for ranks in sets] or compared
+        elif first.reduced:
+            compared = [*_reduced_sets(run, [record for record, _ in holders]).items()]
+        for ranks, names in compared:
+            replicas = [each for each in holders if each[0].rank in ranks]
+            problem = _drift(run, replicas, names) if len(replicas) > 1 else None
+            if problem is None and names is not None and len(replicas) > 1:
+                problem = _forgotten(run, replicas, names)
             if problem is not None:
                 yield problem
 
 
-def _drift(run: Run, replicas: list[tuple[RankRecord, Weights]]) -> Problem | None:
-    """The first version of a weight that is not the same on all ranks."""
-    record, first = replicas[0]
-    by_hand = not record.values.replicated and record.values.reduced
-    # Weights of their own, such as shards, are not compared; those that are reduced have to be equal.
-    compared = np.array([not by_hand or name in record.values.reduced for name in first.names])
-    earliest = len(first.prints)
-    odd: list[int] = []
-    for other, theirs in replicas[1:]:
-        count = min(len(first.prints), len(theirs.prints))
-        if first.begun != theirs.begun or first.names[:count] != theirs.names[:count]:
-            continue
-        differs = np.flatnonzero((first.prints[:count] != theirs.prints[:count]) & compared[:count])
-        if len(differs):
-            at = int(differs[0])
-            odd = [other.rank] if at < earliest else [*odd, other.rank] if at == earliest else odd
-            earliest = min(earliest, at)
-    if not odd:
+def _forgotten(
+    run: Run, replicas: list[tuple[RankRecord, Weights]], reduced: set[str]
+) -> Problem | None:  # fmt: skip
+    """A weight that begins equal like those whose gradients are reduced, and drifts apart as its own is not.
+
+    Weights that begin as a constant, such as zeros, are equal by that alone: they may be shards.
+    """
+    begins = [
+        {
+            (name, int(weights.prints[at]))
+            for name, (at, *_) in weights.by_name().items()
+            if weights.varied[at]
+        }
+        for _, weights in replicas
+    ]
+    elsewhere = {name for record, _ in replicas for name in record.values.reduced}
+    names = {name for name, _ in frozenset.intersection(*map(frozenset, begins))} - elsewhere
+    problem = _drift(run, replicas, names) if names else None
+    if problem is None:
         return None
-    name, is_replicated = first.names[earliest], bool(record.values.replicated or by_hand)
-    if earliest >= first.begun:
-        version = first.names[first.begun : earliest].count(name) + 1
-        line = run.names.places.all[first.lines[earliest]] if first.lines[earliest] >= 0 else ""
-        return _problem(
-            "replicas", Severity.ERROR if is_replicated else Severity.WARNING,
-            f"{name} of {ranks_text(odd)} differs from that of rank {record.rank} since its update {version}",
-            "Replicas must keep equal weights: each now trains a model of its own. Was a gradient not "
-            "reduced, or an update made on one rank only?",
-            line, name, confidence=Confidence.CERTAIN if is_replicated else Confidence.LIKELY,
-        )  # fmt: skip
-    # Without a sign that they are replicas, each rank has weights of its own: a stage of a pipeline, a shard.
-    return _unequal_start(run, record, name, odd, int(first.lines[earliest])) if is_replicated else None
+    line = run.names.places.all[next(iter(replicas[0][0].values.reduced.values())).place]
+    others = f"those of {len(reduced):,} others are" if len(reduced) > 1 else "that of another one is"
+    return replace(
+        problem, severity=Severity.WARNING, confidence=Confidence.LIKELY,
+        detail=f"its gradient is not reduced; {others}, at {line}",
+        why="It begins the same on all ranks, like those whose gradients are reduced: was it forgotten?",
+    )  # fmt: skip
+
+
+def _members(run: Run, group: str) -> tuple[int, ...]:
+    """The ranks of a group."""
+    return tuple(run.groups.get(group, run.records))
+
+
+def _reduced_sets(run: Run, records: list[RankRecord]) -> dict[tuple[int, ...], set[str]]:
+    """The ranks over which gradients are reduced by hand, and the parameters of each such set."""
+    sets: dict[tuple[int, ...], set[str]] = {}
+    for record in records:
+        for name, reduction in record.values.reduced.items():
+            sets.setdefault(_members(run, reduction.group), set()).add(name)
+    return sets
+
+
+def _drift(run: Run, replicas: list[tuple[RankRecord, Weights]], names: set[str] | None) -> Problem | None:
+    """The first version of a weight that is not the same on all ranks.
+
+    Only weights of these names are compared: others, such as shards, may be those of one rank.
+    """
+    record, first = replicas[0]
+    is_replicated = record.values.replicated or names is not None
+    by_name = first.by_name(names)
+    #: When on the first rank, the weight, the other rank, and again when on both.
+    found: list[tuple[int, str, int, int, int]] = []
+    for other, theirs in replicas[1:]:
+        for name, versions in theirs.by_name(names).items():
+            at = _first_difference(first, by_name.get(name, []), theirs, versions)
+            if at is not None and (first.begun == theirs.begun or at[0] >= first.begun):
+                found.append((at[0], name, other.rank, *at))
+    if not found:
+        return None
+    earliest, name, _, _, there = min(found)
+    odd = sorted(rank for at, other, rank, *_ in found if (at, other) == (earliest, name))
+    if earliest < first.begun:
+        # Without a sign that they are replicas, each rank has weights of its own: a stage of a pipeline.
+        return _unequal_start(run, record, name, odd, int(first.lines[earliest])) if is_replicated else None
+    theirs = next(weights for other, weights in replicas if other.rank == odd[0])
+    lines = [
+        run.names.places.all[each.lines[at]] if at < len(each.lines) and each.lines[at] >= 0 else ""
+        for each, at in ((first, earliest), (theirs, there))
+    ]
+    since = f"its update {first.updates[earliest]}" if first.updates[earliest] else "a change of it"
+    sides = f"rank {record.rank}: written at {lines[0]}\nrank {odd[0]}: written at {lines[1]}"
+    return _problem(
+        "replicas", Severity.ERROR if is_replicated else Severity.WARNING,
+        f"{name} of {ranks_text(odd)} differs from that of rank {record.rank} since {since}",
+        "Replicas must keep equal weights: each now trains a model of its own. Was a gradient not "
+        "reduced, or an update made on one rank only?",
+        lines[1] or lines[0], name, detail=sides if all(lines) and lines[0] != lines[1] else "",
+        confidence=Confidence.CERTAIN if is_replicated else Confidence.LIKELY,
+    )  # fmt: skip
+
+
+def _first_difference(
+    ours: Weights, mine: list[int], theirs: Weights, yours: list[int]
+) -> tuple[int, int] | None:  # fmt: skip
+    """The first versions of one weight, one on each side, that are not the same; None if there are none.
+
+    A rank that writes a weight more often may put it back, as for an evaluation with averaged weights: only a
+    version that the rank which writes it less often has alone is a difference.
+    """
+    a, b = ours.prints[mine].tolist(), theirs.prints[yours].tolist()
+    if len(a) == len(b):
+        at = next((at for at, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), None)
+        return None if at is None else (mine[at], yours[at])
+    fewer, more = (a, b) if len(a) < len(b) else (b, a)
+    if set(fewer) <= set(more):
+        return None
+    alone = [[print not in others for print in prints] for prints, others in ((a, set(b)), (b, set(a)))]
+    here, there = (each.index(True) if True in each else len(each) - 1 for each in alone)
+    return mine[here], yours[there]
 
 
 def _unequal_start(run: Run, record: RankRecord, name: str, odd: list[int], line: int) -> Problem:
     """Weights that were not the same to begin with; where seeds differ, because of these."""
     seeds = {rank: run.records[rank].info.get("seed") for rank in (record.rank, odd[0])}
-    detail = ""
-    if len(set(seeds.values())) > 1:
-        detail = ", ".join(f"rank {rank} has the seed {seed}" for rank, seed in seeds.items())
-    reduced = record.values.reduced.get(name, -1)
-    place = run.names.places.all[line if line >= 0 else reduced] if max(line, reduced) >= 0 else ""
+    has_other_seed = len(set(seeds.values())) > 1
+    detail = [", ".join(f"rank {rank} has the seed {seed}" for rank, seed in seeds.items())] * has_other_seed
+    reduction = record.values.reduced.get(name)
+    if line < 0 and reduction is not None:
+        line = reduction.place
+        detail.append("that line reduces its gradient; where it was made is not recorded")
+    place = run.names.places.all[line] if line >= 0 else ""
     return _problem(
-        "seeds" if detail else "replicas", Severity.ERROR,
-        f"{name} is not the same on {ranks_text(odd)} as on rank {record.rank} when the recording begins",
+        "seeds" if has_other_seed else "replicas", Severity.ERROR,
+        f"{name} is not the same on {ranks_text(odd)} as on rank {record.rank} before the first forward pass",
         "Replicas must begin with equal weights: seed all ranks alike before the model is built, or "
         "broadcast the weights of one.",
-        place, name, detail=detail,
+        place, name, detail="\n".join(detail),
     )  # fmt: skip
 
 
@@ -108,7 +189,7 @@ def _same_batches(run: Run) -> Iterator[Problem]:
         count, steps, place = found
         when = f"in each of {steps:,} steps" if steps > 1 else "in the one step recorded"
         yield _problem(
-            "same-batch", Severity.WARNING, f"All {count:,} replicas are {what} {when}",
+            "same-batch", Severity.WARNING, f"{_all(count)} replicas are {what} {when}",
             "More ranks then train on no more data; give each its own part, as DistributedSampler does.",
             place, confidence=Confidence.CERTAIN if measured else Confidence.LIKELY,
         )  # fmt: skip
@@ -121,11 +202,15 @@ def _same_draws(run: Run) -> Iterator[Problem]:
         count, steps, place = found
         times = f", {steps:,} times" if steps > 1 else ""
         yield _problem(
-            "seeds", Severity.NOTE, f"All {count:,} replicas draw the same random numbers{times}",
+            "seeds", Severity.NOTE, f"{_all(count)} replicas draw the same random numbers{times}",
             "Dropout then leaves out the same places on every rank, so that its noise does not average out; "
             "once the model is built, seed each rank differently.",
-            place, confidence=Confidence.LIKELY,
+            place, confidence=Confidence.GUESS,
         )  # fmt: skip
+
+
+def _all(count: int) -> str:
+    return "Both" if count == 2 else f"All {count:,}"
 
 
 def _batches(record: RankRecord) -> Series:
@@ -141,7 +226,7 @@ def _draws(record: RankRecord) -> Series:
 
 
 def _replicas(run: Run) -> list[RankRecord]:
-    return [record for record in run.records.values() if record.values.replicated or record.values.reduced]
+    return [record for record in run.records.values() if record.values.has_own_batch]
 
 
 def _all_equal(run: Run, of: Callable[[RankRecord], Series]) -> tuple[int, int, str] | None:

@@ -59,7 +59,7 @@ def spread_grid(run: Run, title: str, spreads: list[Spread]) -> Grid | None:
     if not spreads:
         return None
     columns = (Column(title, least=20, end=True), Column("least", right=True), Column("median", right=True),
-               Column("most", right=True), Column("of"))  # fmt: skip
+               Column("most", right=True), Column("most on"))  # fmt: skip
     return grid(
         columns,
         [

@@ -25,12 +25,10 @@ from sightline.recording.operations import OP
 from sightline.recording.statistics.observer import Selection, results_of
 from sightline.recording.torchapi import (
     Tensor,
-    below_autograd,
-    current_node,
-    is_functorch_wrapped,
-    no_dispatch,
-    no_torch_function,
+    in_backward,
+    unobserved,
 )
+from sightline.tensor_memory import has_memory
 from sightline.trace.data import PHASES, CaptureInfo
 from sightline.trace.shards.direct_file import PAGE
 from sightline.trace.shards.file_names import file_name
@@ -42,12 +40,8 @@ if TYPE_CHECKING:
 
 
 def copied_size(tensor: Any, options: Capture) -> int | None:
-    """Bytes that a copy of a tensor takes; None for one that cannot be copied (fake, sparse, nested)."""
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        return None
-    if is_functorch_wrapped(tensor) or (
-        hasattr(type(tensor), "__torch_dispatch__") and not _is_plain(tensor)
-    ):
+    """Bytes that a copy of a tensor takes; None for one that has none to be read: fake, freed."""
+    if not has_memory(tensor) or tensor.is_quantized:
         return None
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return None  # the copy would become a part of the graph
@@ -55,10 +49,6 @@ def copied_size(tensor: Any, options: Capture) -> int | None:
     return int(
         count * (tensor if options.dtype is None else torch.empty(0, dtype=options.dtype)).element_size()
     )
-
-
-def _is_plain(tensor: Any) -> bool:
-    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 class BufferPool:
@@ -210,7 +200,7 @@ def _check_options(options: Capture) -> None:
             f"Capture(dtype={argument_text(options.dtype)}) takes a torch dtype, such as torch.bfloat16."
         )
     try:
-        torch.empty(0, device=options.device)
+        unobserved(partial(torch.empty, 0, device=options.device))
     except Exception as error:
         raise UsageError(
             f"Capture(device={argument_text(options.device)}) cannot be used here: {error}"
@@ -365,11 +355,15 @@ class CaptureObserver(Observer):
     ) -> None:
         if not self._session.running or not isinstance(gradient, Tensor):
             return
+        if not self._session.events.enter():
+            return
         try:
-            with no_torch_function(), no_dispatch(), below_autograd():
-                self._capture(gradient, label, name, index, slot, "gradient", path, PHASES.index("backward"))
+            phase = PHASES.index("backward")
+            unobserved(partial(self._capture, gradient, label, name, index, slot, "gradient", path, phase))
         except Exception as error:
             self._session.fault(error)
+        finally:
+            self._session.events.leave()
 
     def _capture_all(
         self, label: str, name: str, index: int, role: str, tree: Any, phase: int, flat: bool = False
@@ -396,7 +390,7 @@ class CaptureObserver(Observer):
     ) -> bool:
         """Capture one tensor; False if it is not selected or cannot be copied."""
         options, step = self._options, markers.current_step()
-        shown = PHASES[phase if current_node() is None else PHASES.index("backward")]
+        shown = PHASES[PHASES.index("backward") if in_backward() else phase]
         if options.when is not None and not options.when(Candidate(step, label, name, index, role, shown)):
             return False
         size = copied_size(tensor, options)
@@ -414,8 +408,8 @@ class CaptureObserver(Observer):
         while (key := info.key) in self._keys:  # a second backward pass through the same call
             info = replace(info, call=info.call + 1)
         self._keys.add(key)
-        self.infos.append(info)
         self._store(key, info, copy, data)
+        self.infos.append(info)  # last: another thread may read the recording so far
         return True
 
     def _copy(self, tensor: Any) -> tuple[Any, Any]:
@@ -473,7 +467,7 @@ class CaptureObserver(Observer):
             if self._session.running and self._writer is not None:
                 self._writer.flush()
             return ShardStore(self._folder)
-        for key, tree in self._copies.items():
+        for key, tree in list(self._copies.items()):  # the model may go on meanwhile
             read = as_bytes(tree) if isinstance(tree, Tensor) else tree
             self._copies[key] = read() if callable(read) else read
         return MemoryStore(dict(self._copies))

@@ -82,6 +82,7 @@ class Compilations:
         self._sessions, self._begins = sessions, begins
         self._handler: Any = None
         self._since = 0
+        self._graphs = 0  #: that were compiled before the compilation that runs
         self._import = AfterImport(_CALLBACKS, self._register, sessions)
 
     def install(self) -> None:
@@ -111,6 +112,7 @@ class Compilations:
                 self._begins()
         except Exception as error:
             note_faults(self._sessions, error)
+        self._graphs = _graph_count()
         self._since = time.perf_counter_ns()
 
     def _end(self, *_: Any) -> None:
@@ -119,9 +121,18 @@ class Compilations:
         duration, self._since = time.perf_counter_ns() - self._since, 0
         for session in self._sessions():
             try:
-                session.note_compilation(duration)
+                session.note_compilation(duration, max(_graph_count() - self._graphs, 0))
             except Exception as error:
                 session.note_fault(error)
+
+
+def _graph_count() -> int:
+    """How many graphs Dynamo has compiled.
+
+    It reports a compilation for a backward pass, too, and for a frame in which it finds nothing to compile.
+    """
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("stats", {}).get("unique_graphs", 0))
 
 
 def note_faults(sessions: Sessions, error: Exception) -> None:

@@ -11,14 +11,17 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns as clock
 from types import FrameType
 from typing import Any, Final, Self
+from weakref import ref
 
 import torch
 
 from sightline.process_rank import this_rank
+from sightline.recording.torchapi import without_modes
 from sightline.trace.bundle.paths import STACKS
 from sightline.trace.file_owners import python_file, torch_file
 from sightline.trace.forms import Symbol
@@ -32,6 +35,8 @@ from sightline.trace.forms import Symbol
 _seen: Final[dict[str, tuple[dict[str, Any], int]]] = {}
 #: Each device mesh by what it holds.
 _meshes: Final[dict[str, tuple[dict[str, Any], int]]] = {}
+#: The same by the mesh's id, as long as it lives.
+_described: Final[dict[int, tuple[ref[Any], dict[str, Any]]]] = {}
 _MAX_GROUPS: Final = 4096
 
 
@@ -98,9 +103,17 @@ def _placement(placement: Any) -> str:
 
 
 def _note_mesh(mesh: Any) -> None:
+    reference, found = _described.get(id(mesh), (None, {}))
+    if reference is None or reference() is not mesh:
+        found = without_modes(partial(_describe_mesh, mesh))
+        _described[id(mesh)] = ref(mesh), found
+    _meshes[str((found["ranks"], found["names"]))] = found, clock()
+
+
+def _describe_mesh(mesh: Any) -> dict[str, Any]:
+    """What a mesh holds. Its tensor is made by ops, which are none of the run's."""
     names = [str(name) for name in mesh.mesh_dim_names or ()]
-    found = {"names": names, "ranks": mesh.mesh.tolist(), "device": str(mesh.device_type)}
-    _meshes[str((found["ranks"], names))] = found, clock()
+    return {"names": names, "ranks": mesh.mesh.tolist(), "device": str(mesh.device_type)}
 
 
 # -- waits: ``Work.wait`` ------------------------------------------------------------------------------------

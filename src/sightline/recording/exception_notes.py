@@ -20,7 +20,9 @@ import numpy as np
 import torch
 
 from sightline.notation import bytes_text, position_text
-from sightline.recording.torchapi import OpOverload, Tensor, without_modes
+from sightline.recording.torchapi import OpOverload, Tensor, unobserved
+from sightline.tensor_memory import has_memory
+from sightline.text_encoding import for_errors
 from sightline.trace.data import MUTATES, TraceData
 from sightline.trace.failure_causes import advice, cause_lines, numbers_origin, size_text
 from sightline.trace.file_owners import cell_name, torch_file
@@ -172,7 +174,9 @@ def out_of_memory_lines(index: Index, message: str, op: Op | None) -> list[str]:
     kinds = Counter[str]()
     for use, nbytes in zip(held.use[now].tolist(), held.nbytes[now].tolist(), strict=True):
         kinds[USES[use]] += nbytes
-    lines.append(f"  held now{where} by the tensors recorded: {bytes_text(whole)}: {_sizes_text(kinds, 5)}")
+    lines.append(
+        f"  held now{where} by the tensors recorded: {bytes_text(whole)}: {_sizes_text(kinds, len(USES))}"
+    )
     lines.append(f"  made by {_sizes_text(_bytes_by_line(index, held, now.tolist()), _LINES)}")
     largest = now[np.argsort(-held.nbytes[now], kind="stable")][:_LARGEST].tolist()
     lines += [f"  {bytes_text(int(held.nbytes[row]))} {_tensor_text(index, held, row)}" for row in largest]
@@ -298,7 +302,7 @@ def explain(session: SessionBase, data: TraceData, error: BaseException) -> dict
             f"sys.setrecursionlimit({2 * sys.getrecursionlimit()})"
         )
     if lines:
-        _add_note(error, "\n".join(lines))
+        _add_note(error, for_errors("\n".join(lines)))
     failed = op if changed is None else changed[2][0] if changed[2] else changed[0]
     location = _raise_location(error).removeprefix(" at ")
     failure = {"op": -1 if failed is None else failed.id, "place": location, "why": why}
@@ -323,7 +327,7 @@ def _index_lines(op: Op, error: BaseException) -> list[str]:
     if type(index) is not Tensor or not index.is_cpu or not index.numel() or index.is_floating_point():
         return []
     ignored = None if name == "embedding" else local.get("ignore_index", -100)  # which is not a class
-    low, high = without_modes(partial(_extremes, index, ignored))
+    low, high = unobserved(partial(_extremes, index, ignored))
     if low >= 0 and high < rows:
         return []
     wrong, made = high if high >= rows else low, numbers_origin(indices)
@@ -334,6 +338,8 @@ def _index_lines(op: Op, error: BaseException) -> list[str]:
 
 
 def _extremes(index: Any, ignored: Any) -> tuple[int, int]:
+    if not has_memory(index):
+        return 0, 0
     valid = index if ignored is None else index[index != ignored]
     return (int(valid.min()), int(valid.max())) if valid.numel() else (0, 0)
 

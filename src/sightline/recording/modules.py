@@ -20,10 +20,10 @@ from sightline.recording.torchapi import (
     Module,
     Parameter,
     Tensor,
-    no_dispatch,
     no_torch_function,
-    without_modes,
+    unobserved,
 )
+from sightline.tensor_memory import has_memory
 from sightline.trace.data import KIND, ModuleInfo, ParameterInfo
 
 _MAX_EXTRA: Final = 500
@@ -64,13 +64,14 @@ class Modules:
             self.add_root(model)
 
     def add_root(self, model: Any) -> None:
-        """Add a model and everything in it; a second model's paths begin with its class name."""
+        """Add a model and everything in it; a second model's paths begin with its class name.
+
+        A number tells it from others of its class.
+        """
         model = original(model)
-        prefix = ""
-        if self.all:
-            label = type(model).__name__
-            seen = self._labels[label] = self._labels.get(label, -1) + 1
-            prefix = f"{label}_{seen}" if seen else label
+        label = type(model).__name__
+        seen = self._labels[label] = self._labels.get(label, -1) + 1
+        prefix = "" if not self.all else f"{label}_{seen}" if seen else label
         root, is_model = len(self.all), self._has_model and not self.all
         by_path: dict[str, int] = {}
         named = _named_modules(model)
@@ -146,14 +147,14 @@ class Modules:
 
     def _note_same_weights(self, modules: Sequence[tuple[str, Any]], prefix: str) -> None:
         """Note embeddings and layers whose weights are two tensors of equal numbers."""
-        weights = [(path, one, one._parameters.get("weight")) for path, one in modules]
-        tables = [(path, weight) for path, one, weight in weights if isinstance(one, Embedding)]
-        layers = [(path, weight) for path, one, weight in weights if isinstance(one, Linear)]
-        for (path, table), (other, layer) in itertools.product(tables, layers):
-            if table is not layer and _is_plain(table) and _is_plain(layer) and table.shape == layer.shape:
-                if without_modes(partial(_are_copies, table, layer)):
-                    pair = (_join(_join(prefix, one), "weight") for one in (path, other))
-                    self.same_weights.append((next(pair), next(pair)))
+        weights: list[list[tuple[str, Any]]] = [
+            [(path, one._parameters.get("weight")) for path, one in modules if isinstance(one, kind)]
+            for kind in (Embedding, Linear)
+        ]
+        for (path, table), (other, layer) in itertools.product(*weights):
+            if table is not layer and unobserved(partial(_are_copies, table, layer)):
+                pair = (_join(_join(prefix, one), "weight") for one in (path, other))
+                self.same_weights.append((next(pair), next(pair)))
 
     def summary(self) -> dict[str, Any]:
         """What goes into the trace's info rather than into a table, as plain data."""
@@ -234,9 +235,11 @@ class Modules:
 
     def _read_now(self, records: Sequence[ModuleRecord]) -> None:
         """Read modules that were first called in the block now: they may be gone when it ends."""
-        with no_torch_function(), no_dispatch():  # ``extra_repr`` is code of the user's
-            for record in records:
-                record.info = self._info(record)
+        unobserved(partial(self._read_infos, records))  # ``extra_repr`` is code of the user's
+
+    def _read_infos(self, records: Sequence[ModuleRecord]) -> None:
+        for record in records:
+            record.info = self._info(record)
 
     def _info(self, record: ModuleRecord) -> ModuleInfo:
         module, path, aliases = record.ref(), record.path, tuple(record.aliases)
@@ -288,16 +291,15 @@ def _container_of(owner: Any, module: Any) -> str:
 
 
 def _are_copies(one: Any, other: Any) -> bool:
-    """Whether two weights hold equal numbers."""
-    with torch.no_grad():
-        return bool(torch.equal(one[:1], other[:1]) and torch.equal(one, other) and one.std() > 0)
+    """Whether two weights hold equal numbers, as far as they can be compared now."""
+    if not _is_plain(one) or not _is_plain(other) or one.shape != other.shape:
+        return False
+    return bool(torch.equal(one[:1], other[:1]) and torch.equal(one, other) and one.std() > 0)
 
 
 def _is_plain(weight: Any) -> bool:
     """Whether the numbers of a parameter can be compared now: on a device that would wait for it."""
-    return (
-        type(weight) is Parameter and weight.is_cpu and weight.layout is torch.strided and weight.numel() > 0
-    )
+    return type(weight) is Parameter and weight.is_cpu and has_memory(weight) and weight.numel() > 0
 
 
 def _join(prefix: str, name: str) -> str:

@@ -102,6 +102,14 @@ class NonFiniteChecker(Observer):
         nonfinite = self.buffer.nonfinite
         return info.aliases < 0 or info.maybe or (bool(nonfinite) and any(one in nonfinite for one in ids))
 
+    def forget(self, tensor: Any) -> bool:
+        """Drop the weak reference to a tensor; whether there was one, for `restore`."""
+        return self._tensors_before.pop(id(tensor), None) is not None
+
+    def restore(self, tensor: Any) -> None:
+        """Put a reference back that `forget` has dropped."""
+        self._tensors_before[id(tensor)] = ref(tensor)
+
     @property
     def checked(self) -> int:
         """How many tensors were examined."""

@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sightline.recording.arguments import form_of
 from sightline.recording.session_base import SessionBase
 from sightline.recording.source_positions import operator_names
-from sightline.recording.torchapi import below_autograd, no_dispatch, no_torch_function, sequence_number
+from sightline.recording.torchapi import no_torch_function, sequence_number, unobserved
+from sightline.schema.tables import BACKWARD
 from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
 from sightline.trace.file_owners import cell_name
 from sightline.trace.forms import Form
 from sightline.trace.live_events import LiveCallEvent, LiveOpEvent, SourceFrame, Watcher
+from sightline.trace.not_recorded import compiled_note, other_threads_note
 from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import engine_callback_index
 
@@ -45,6 +49,7 @@ class ObservedOp:
     raised: bool = False
     form: Form | None = None  #: of the arguments, and below of the result, where the engine has them
     result_form: Form | None = None
+    result_metas: list[TensorMeta] | None = None  #: of the tensors in the result, which may be gone already
     nonfinite: bool = False  #: the native engine has found a NaN or an infinity in the result
 
 
@@ -89,6 +94,9 @@ class Observer:
     def op(self, event: ObservedOp) -> None:
         """An op has ended."""
 
+    def region(self, event: ObservedOp) -> None:
+        """Compiled code begins, as one opaque op."""
+
     def enter(self, call: ObservedCall) -> None:
         """A module call begins."""
 
@@ -109,49 +117,74 @@ class Observer:
         return {}
 
 
+def _notify(observers: list[Observer], method: str, event: object) -> None:
+    for one in observers:
+        getattr(one, method)(event)
+
+
 class Observers(Observer):
-    """Several observers as one."""
+    """Several observers as one; each event ends before the recording is finished, on any thread."""
 
     def __init__(self, session: SessionBase, observers: list[Observer]) -> None:
         self._session = session
+        self._gate = session.events
         self._loud = [one for one in observers if not one.silent]
         self._silent = [one for one in observers if one.silent]
         self.all = observers
         self.ops = any(one.ops for one in observers)
         self.api = any(one.api for one in observers)
         self.calls = any(one.calls for one in observers)
-        if len(observers) == 1 and self._loud:  # saves a call per module call
-            vars(self).update(enter=observers[0].enter, leave=observers[0].leave)
 
     def op(self, event: ObservedOp) -> None:
-        for one in self._loud:
-            one.op(event)
-        interested = [] if event.raised else [one for one in self._silent if one.wants(event)]
-        if interested:
-            with no_torch_function(), no_dispatch(), below_autograd():
-                for one in interested:
-                    one.op(event)
+        if not self._gate.enter():
+            return
+        try:
+            for one in self._loud:
+                one.op(event)
+            interested = [] if event.raised else [one for one in self._silent if one.wants(event)]
+            if interested:
+                unobserved(partial(_notify, interested, "op", event))
+        finally:
+            self._gate.leave()
+
+    def region(self, event: ObservedOp) -> None:
+        if not self._gate.enter():
+            return
+        try:
+            for one in self._loud:
+                one.region(event)
+        finally:
+            self._gate.leave()
 
     def enter(self, call: ObservedCall) -> None:
-        for one in self._loud:
-            one.enter(call)
-        if self._silent:
-            with no_torch_function(), no_dispatch(), below_autograd():
-                for one in self._silent:
-                    one.enter(call)
+        if not self._gate.enter():
+            return
+        try:
+            for one in self._loud:
+                one.enter(call)
+            if self._silent:
+                unobserved(partial(_notify, self._silent, "enter", call))
+        finally:
+            self._gate.leave()
 
     def leave(self, call: ObservedCall) -> None:
-        for one in self._loud:
-            one.leave(call)
-        if self._silent:
-            with no_torch_function(), no_dispatch(), below_autograd():
-                for one in self._silent:
-                    one.leave(call)
+        if not self._gate.enter():
+            return
+        try:
+            for one in self._loud:
+                one.leave(call)
+            if self._silent:
+                unobserved(partial(_notify, self._silent, "leave", call))
+        finally:
+            self._gate.leave()
 
     def spied(self, spied: SpiedTensor) -> None:
-        with no_torch_function(), no_dispatch(), below_autograd():
-            for one in self.all:
-                one.spied(spied)
+        if not self._gate.enter():
+            return
+        try:
+            unobserved(partial(_notify, self.all, "spied", spied))
+        finally:
+            self._gate.leave()
 
     def step(self) -> None:
         for one in self.all:
@@ -170,6 +203,27 @@ class Observers(Observer):
         return {name: options for one in self.all for name, options in one.requested().items()}
 
 
+def notify_region(
+    session: SessionBase, info: OpInfo, number: int, stack: int, ids: Sequence[int] = (),
+    args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, form: int | None = None,
+    node: int | None = None,
+) -> None:  # fmt: skip
+    """Notify the observers of the opaque op of compiled code, whose results are not known.
+
+    ``node`` is the autograd node of a backward pass, of which the arguments are not known either.
+    """
+    if session.observer is None:
+        return
+    modules, phase = session.context()
+    arguments = session.arguments.forms.all[session.arguments.nothing if form is None else form]
+    session.observer.region(
+        ObservedOp(
+            info, number, stack, phase if node is None else BACKWARD, node, None, modules, False, list(ids),
+            args, kwargs, None, form=arguments, result_form=Form(()),
+        )
+    )  # fmt: skip
+
+
 class LiveObserver(Observer):
     """Turns what the recorder sees into plain events for a watcher."""
 
@@ -182,6 +236,20 @@ class LiveObserver(Observer):
         self._newest = sequence_number()
         self._frames: dict[int, SourceFrame] = {}
         self._operator = operator_names(session.stacks)
+        self._regions: list[str] = []  # the names of the opaque ops so far
+
+    def region(self, event: ObservedOp) -> None:
+        self._regions.append(event.info.name)
+        self.op(event)
+
+    def finish(self) -> None:
+        """The last lines: what there was and is not shown."""
+        session = self._session
+        texts = (
+            compiled_note(self._regions),
+            other_threads_note(session.unrecorded_calls, session.unrecorded_module),
+        )
+        self._watcher.finish([text for text in texts if text])
 
     def op(self, event: ObservedOp) -> None:
         info, stack, phase = event.info, event.stack, PHASES[event.phase]
@@ -200,7 +268,7 @@ class LiveObserver(Observer):
         symbol = self._operator(stack, info.name) if level == "api" else None
         with no_torch_function():
             inputs = self._metas((event.args, event.kwargs or {}))
-            outputs = self._metas(event.result)
+            outputs = self._metas(event.result) if event.result_metas is None else event.result_metas
             form, result = event.form, event.result_form
             if form is None or result is None:
                 form = form_of(event.args, event.kwargs)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.atomic import append_numbered
-from sightline.recording.torchapi import OpOverload, Tensor
+from sightline.recording.torchapi import COMPOSITE, OpOverload, Tensor, has_kernel
 from sightline.trace.op_groups import REFLECTED_OPERATORS, UNINITIALIZED
 
 FUNCTION, METHOD, OPERATOR, PROPERTY, OP, OPAQUE = range(6)  # positions in data.FLAVOURS
@@ -181,9 +181,8 @@ def without_end(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def is_composite(function: Any) -> bool:
     """Whether an op is written in terms of other ops, as ``reshape`` is."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
     try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key))
+        return bool(has_kernel(function.name(), COMPOSITE))
     except RuntimeError:  # an op that exists in Python alone
         return False
 
@@ -207,6 +206,7 @@ def api_traits(function: Any) -> OpTraits:
     elif isinstance(function, OpOverload) or hasattr(function, "overloads"):
         traits.name, traits.flavour = f"torch.ops.{function}", FUNCTION
         traits.overload = True
+        traits.noise = str(function).startswith("profiler.")  # markers of torch's optimizers
     else:
         traits.name, traits.flavour = _function_name(function, name), FUNCTION
         traits.noise = name in _NOISE_FUNCTIONS

@@ -26,20 +26,21 @@ from sightline.recording.cuda_devices import DeviceTimer
 from sightline.recording.distributed import StackDump
 from sightline.recording.exception_notes import exception_text, explain, fault_text, leave_out_own_frames
 from sightline.recording.modules import original
-from sightline.recording.native.engine import load, resolve_engine
+from sightline.recording.native.engine import choose_engine, load, warn_of_fallback
 from sightline.recording.nonfinite_check import NonFiniteChecker, NonFiniteReport
 from sightline.recording.observers import LiveObserver, Observer, Observers
 from sightline.recording.plain import hooks as plain_hooks
 from sightline.recording.plain.session import Session
 from sightline.recording.session_base import SessionBase
 from sightline.recording.snapshot import build
-from sightline.recording.stacks import hide_own_frames
+from sightline.recording.stacks import enters_block, hide_own_frames
 from sightline.recording.statistics.observer import StatisticsObserver
 from sightline.recording.step_marks import note_step
 from sightline.recording.streaming.journal_file import claim, unclaim
 from sightline.recording.streaming.writer import GRACE_SECONDS, StreamWriter
 from sightline.recording.torchapi import Module, compiler, without_modes
 from sightline.trace.bundle.paths import remove_if_empty
+from sightline.trace.bundle.reader import LoadedTrace
 from sightline.trace.bundle.writer import amend_info
 from sightline.trace.index import Index
 from sightline.trace.live_events import Watcher
@@ -119,15 +120,19 @@ class Recorder:
     def running(self) -> bool:
         return self._session is not None and self._session.running
 
-    def start(self, frame: FrameType | None, outer_frames: bool = True, is_block: bool = True) -> None:
-        """Install everything. ``frame`` is the block's own: its callers do not change while it runs.
+    def start(self, frame: FrameType | None, outer_frames: bool = True, is_block: bool | None = None) -> None:
+        """Install everything. Where ``frame`` is the block's own, its callers do not change while it runs.
 
-        Without ``outer_frames`` its callers are not recorded: it is the first of a program. Without
-        ``is_block`` it may return before the stop: it is not held, which would keep its variables alive.
+        Without ``outer_frames`` its callers are not recorded: it is the first of a program. ``is_block`` says
+        whether the frame stays until the stop. One that does not is not held, which would keep its variables
+        alive. Without it, only a frame that enters a ``with`` block stays: one that calls ``__enter__`` or
+        ``start`` itself, as `contextlib.ExitStack` does, may return at once.
 
         After an error, or an interrupt, nothing is left installed.
         """
         try:
+            if frame is not None and is_block is None:
+                is_block = enters_block(frame)
             self._start(frame.f_back if frame and is_block else None, outer_frames)
         except BaseException:
             self.cancel()
@@ -175,7 +180,9 @@ class Recorder:
         """A session of the engine that ``engine=`` means here."""
         options = self._options
         args = self._model, self._name, self._level, caller, outer_frames
-        if resolve_engine(options.engine) == "native":
+        choice = choose_engine(options.engine)
+        reason = choice.reason
+        if choice.engine == "native":
             from sightline.recording.native import hooks as native_hooks
             from sightline.recording.native.session import NativeSession, NoSlot
 
@@ -184,12 +191,17 @@ class Recorder:
                     session = NativeSession(load(), *args)
                     self._hooks = native_hooks
                     return session
-                except NoSlot:
+                except NoSlot as error:
+                    reason = str(error)
                     if attempt == 1:
                         gc.collect()  # recordings in unreachable cycles hold slots too
                     elif options.engine == "native":
                         raise
-        return Session(*args)
+        plain = Session(*args)
+        plain.engine_reason = reason
+        if reason:
+            warn_of_fallback(reason)
+        return plain
 
     def _add_collaborators(self, session: SessionBase) -> None:
         """Give the session its observers, and for ``path=`` and ``last=`` its stream writer."""
@@ -276,6 +288,8 @@ class Recorder:
         if wait:
             _streamed.discard(self)
             self._stopped = True
+            if self._session is not None and self._session.stream_writer is not None:
+                self.index()  # it is there already
 
     def _uninstall(self, session: SessionBase) -> None:
         try:
@@ -290,6 +304,7 @@ class Recorder:
 
     def _finish(self, session: SessionBase, error: BaseException | None, wait: bool) -> None:
         """After the session is removed: read what is still unread, finish observers and stream writer."""
+        session.events.close()
         self._note_late_error(session)
         if error is None:
             error = self._late_error
@@ -363,6 +378,10 @@ class Recorder:
                     self._progress = progress
                 if self._stopped:
                     self._session = None  # the columns hold everything, in a third of the memory
+                    if session.stream_writer is not None:
+                        session.stream_writer.release()
+                        if isinstance(data := self._index.raw, LoadedTrace):
+                            data.close_with(self)
             assert self._index is not None
             return self._index
 

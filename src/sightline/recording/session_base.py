@@ -19,14 +19,16 @@ from sightline.recording.cuda_devices import (
     read_allocators,
 )
 from sightline.recording.distributed import WaitLog
+from sightline.recording.event_gate import EventGate
 from sightline.recording.exception_notes import comes_from_a_signal, fault_text
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
+from sightline.recording.program_warnings import WarningLog
 from sightline.recording.stacks import StackTrie, variable_name
 from sightline.recording.statistics.cpu import StatisticsBuffer
 from sightline.recording.statistics.device import DeviceStatistics
 from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT, TensorRegistry
-from sightline.recording.torchapi import Tensor, current_node, sequence_number
+from sightline.recording.torchapi import Tensor, in_backward, sequence_number
 from sightline.recording.training_log import TrainingLog
 from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.batch import StepMark
@@ -83,6 +85,7 @@ class SessionBase:
         self.fault_count = 0
         self.regions: list[int] = []  # opaque ops whose outputs are still unknown
         self.before_region: dict[int, weakref.ref[Any]] = {}  # tensors that existed when a region began
+        self.events = EventGate()
         self.observer: Observer | None = None  #: gets every event; of several, an `Observers`
         self.statistics: StatisticsObserver | None = None  #: of ``stats=``
         self.checksum: Checksum = zlib.crc32  #: of captured tensors
@@ -91,6 +94,7 @@ class SessionBase:
         self.stream_writer: StreamWriter | None = None  #: of ``path=`` and ``last=``
         self.steps: list[StepMark] = []
         self.training = TrainingLog()
+        self.warnings = WarningLog()
         self._state_sizes: dict[int, int] = {}  # optimizer -> how many entries of its state were named
         self.node_ops: dict[int, int] = {}  #: autograd node -> the op of the last build that made it
         self.running = True
@@ -99,8 +103,11 @@ class SessionBase:
         self.compiled = "opaque"
         self.time = "host"
         self.device_work = NO_WORK  #: what devices did; set when the recording stops
-        self.compilations = 0  #: how often Dynamo has compiled something meanwhile
+        self.compilations = 0  #: how many regions Dynamo has compiled meanwhile
         self.compile_time = 0  #: nanoseconds that took
+        self.engine_reason = ""  #: why the plain engine records though nobody asked for it
+        self.unrecorded_calls = 0  #: of modules, on threads that nothing records
+        self.unrecorded_module = ""  #: the class of the first of them
         self.first_sequence = sequence_number()
         self.ended = 0
         self._allocators: tuple[AllocatorStatistics, AllocatorStatistics | None] = (read_allocators(), None)
@@ -142,8 +149,18 @@ class SessionBase:
         raise NotImplementedError
 
     def termination_delayed(self, seconds: float) -> AbstractContextManager[None]:
-        """A block in which SIGTERM ends the process so much later; only the native engine can do that."""
+        """A block in which SIGTERM, an abort or a crash ends the process so much later at most.
+
+        Only the native engine can do that, which is built from C++.
+        """
         return nullcontext()
+
+    def has_crashed(self) -> bool:
+        """Whether a thread has crashed, and waits for the last batch before it ends the process."""
+        return False
+
+    def note_written(self) -> None:
+        """The last batch after a crash is written."""
 
     def exclude_time(self, duration: int) -> None:
         """Do not count so many nanoseconds in the durations of what is open on this thread."""
@@ -222,7 +239,7 @@ class SessionBase:
         if name:
             return KIND["constant"], name, -1
         if self.level == "api":  # what runs in a backward pass shows only as the modules it calls
-            return (EXTERNAL if current_node() is None else ACTIVATION), "", -1
+            return (ACTIVATION if in_backward() else EXTERNAL), "", -1
         # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
         constant = tensor.dim() == 0 and not tensor.requires_grad
         return (KIND["constant"] if constant else EXTERNAL), "", -1
@@ -263,9 +280,9 @@ class SessionBase:
         """Nanoseconds from the start to the stop, or to now."""
         return (self.ended or clock()) - self.begin
 
-    def note_compilation(self, duration: int) -> None:
-        """Dynamo has compiled something on this thread, in so many nanoseconds."""
-        self.compilations += 1
+    def note_compilation(self, duration: int, regions: int) -> None:
+        """Dynamo has compiled so many regions on this thread, or the backward pass of one, in nanoseconds."""
+        self.compilations += regions
         self.compile_time += duration
         self.exclude_time(duration)
 
@@ -274,14 +291,17 @@ class SessionBase:
     def forget(self, tensor: Any) -> Any:
         """Drop all weak references to a tensor; what is returned restores them with `restore`."""
         self.before_region.pop(id(tensor), None)
-        return self.values.forget(tensor), self.modules.forget(tensor)
+        existed = self.check is not None and self.check.forget(tensor)
+        return self.values.forget(tensor), self.modules.forget(tensor), existed
 
     def restore(self, tensor: Any, entries: Any) -> None:
-        """Have a tensor the value and names that `forget` returned, whatever it looks like by now."""
-        value, names = entries
+        """Give a tensor the value and names that `forget` returned, whatever it looks like by now."""
+        value, names, existed = entries
         if value is not None:
             self.values.rebind(tensor, value)
         self.modules.restore(tensor, names)
+        if existed and self.check is not None:
+            self.check.restore(tensor)
 
     def name_spied(self, name: str, value: Any) -> None:
         """Give the tensors in a spied value its name, unless they have one."""

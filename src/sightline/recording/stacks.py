@@ -6,6 +6,8 @@ a frame is in, which views go by, is another question: `trace.file_owners`.
 
 from __future__ import annotations
 
+import dis
+import inspect
 import sys
 from collections.abc import Mapping
 from types import CodeType, FrameType, FunctionType
@@ -13,6 +15,10 @@ from typing import Any, Final
 
 from sightline.recording.torchapi import MODULE_CALL_CODES, skip_in_dynamo
 
+#: Instructions that call ``__enter__``: one of its own, or from Python 3.14 a call after its look-up.
+_ENTERS: Final = "BEFORE_WITH"
+_LOOKS_UP: Final = "LOAD_SPECIAL"
+_SUSPENDED: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 #: Codes whose frames are left out, by id: those of torch's module call, and of our own functions.
 hidden_codes: Final = {id(code): code for code in MODULE_CALL_CODES}
 _PACKAGE: Final = __name__.rpartition(".")[0] + "."
@@ -55,6 +61,17 @@ def hide_own_frames() -> None:
 def _nested(code: CodeType) -> list[CodeType]:
     inner = (part for part in code.co_consts if isinstance(part, CodeType))
     return [code, *(each for part in inner for each in _nested(part))]
+
+
+def enters_block(frame: FrameType) -> bool:
+    """Whether a frame is at a ``with`` statement, so that its callers wait until the block ends.
+
+    Those of a generator or coroutine do not: it may be resumed from elsewhere.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    if frame.f_code.co_flags & _SUSPENDED or at < 2:
+        return False
+    return dis.opname[code[at]] == _ENTERS or dis.opname[code[at - 2]] == _LOOKS_UP
 
 
 def variable_name(tensor: Any) -> str:

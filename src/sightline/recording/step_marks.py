@@ -1,4 +1,4 @@
-"""Steps: the calls of `sightline.spy` and `sightline.step`, and the steps of optimizers.
+"""Steps: the calls of `sightline.spy` and `sightline.step`, the steps of optimizers; and warnings.
 
 One listener for the first two and one pair of optimizer hooks serve the whole process and both engines, while
 anything records. torch iterates over its hook tables while it calls them, so they must not change while a
@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from sightline import markers
 from sightline.recording.observers import SpiedTensor
 from sightline.recording.plain.thread_state import active, current_states
+from sightline.recording.program_warnings import WarningPatch
 from sightline.recording.tensor_registry import SwapPatch
 from sightline.recording.torchapi import no_torch_function, optimizer_hooks
 from sightline.recording.training_log import SchedulerPatch
@@ -74,9 +75,17 @@ class RecorderListener:
             note_step(session, begins)
 
 
+def _swap_tensors(t1: Any, t2: Any) -> None:
+    """The code of ``torch.utils.swap_tensors`` meanwhile: its globals are those of torch's module."""
+    from sightline.recording.step_marks import swaps
+
+    swaps.swap(t1, t2)
+
+
 _listener: Final = RecorderListener()
-_swaps: Final = SwapPatch(all_sessions)
+swaps: Final = SwapPatch(all_sessions, _swap_tensors.__code__)
 _schedulers: Final = SchedulerPatch()
+_warnings: Final = WarningPatch()
 
 
 def note_step(session: SessionBase, begins: bool) -> None:
@@ -105,8 +114,9 @@ def install_optimizer_hooks(user: object) -> None:
             markers.listeners.append(_listener)
         optimizer_hooks._global_optimizer_pre_hooks[_KEY] = before_step
         optimizer_hooks._global_optimizer_post_hooks[_KEY] = after_step
-        _swaps.install()
+        swaps.install()
         _schedulers.install(before_schedule)
+        _warnings.install(before_warning)
 
 
 def release_optimizer_hooks(user: object) -> None:
@@ -125,8 +135,9 @@ def remove_optimizer_hooks() -> None:
         markers.listeners.remove(_listener)
     optimizer_hooks._global_optimizer_pre_hooks.pop(_KEY, None)
     optimizer_hooks._global_optimizer_post_hooks.pop(_KEY, None)
-    _swaps.remove()
+    swaps.remove()
     _schedulers.remove()
+    _warnings.remove()
 
 
 @contextmanager
@@ -193,3 +204,12 @@ def before_schedule(scheduler: Any, frame: FrameType) -> None:
             session.training.note_schedule(scheduler, frame)
         except Exception as error:
             session.fault(error)
+
+
+def before_warning(message: Any, frame: FrameType) -> None:
+    """Called before a warning is shown, on the thread that shows it."""
+    for session in current_sessions():
+        try:
+            session.warnings.note(message, frame, session.elapsed())
+        except Exception as error:
+            session.note_fault(error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,7 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.recording.distributed import placements_of
-from sightline.recording.torchapi import Parameter, Tensor, functorch_unwrapped, is_functorch_wrapped
+from sightline.recording.torchapi import (
+    Parameter,
+    Tensor,
+    functorch_unwrapped,
+    is_functorch_wrapped,
+    muted,
+)
 from sightline.trace.data import KIND, TensorMeta
 
 if TYPE_CHECKING:
@@ -183,22 +191,31 @@ def size_of(size: Any) -> int:
 
 
 class SwapPatch:
-    """Replaces ``torch.utils.swap_tensors`` while anything records: it refuses weakly referenced tensors."""
+    """Redirects ``torch.utils.swap_tensors`` while anything records: it refuses weakly referenced tensors.
 
-    def __init__(self, sessions: Callable[[], Iterable[SessionBase]]) -> None:
+    The code of the function itself is replaced: programs may have imported it by name before.
+    """
+
+    def __init__(self, sessions: Callable[[], Iterable[SessionBase]], redirected: CodeType) -> None:
         self._sessions = sessions  # returns every running recording
-        self._original: Any = None
+        self._redirected = redirected  # calls `swap`; its globals are those of ``torch.utils``
+        self._function: Any = None
+        self._original: Any = None  # another function with the code of torch's
 
     def install(self) -> None:
-        """Put our function in."""
-        if torch.utils.swap_tensors != self.swap:
-            self._original = torch.utils.swap_tensors
-            torch.utils.swap_tensors = self.swap
+        """Put our code in."""
+        function: Any = torch.utils.swap_tensors
+        if function.__code__ is not self._redirected:
+            self._function = function
+            self._original = FunctionType(
+                function.__code__, function.__globals__, function.__name__, function.__defaults__
+            )
+            function.__code__ = self._redirected
 
     def remove(self) -> None:
-        """Put torch's function back, unless it was replaced by another since."""
-        if torch.utils.swap_tensors == self.swap:
-            torch.utils.swap_tensors = self._original
+        """Put torch's code back, unless it was replaced by another since."""
+        if self._function is not None and self._function.__code__ is self._redirected:
+            self._function.__code__ = self._original.__code__
 
     def swap(self, t1: Any, t2: Any) -> None:
         """Swap two tensors, to which no recording holds a weak reference meanwhile."""
@@ -210,7 +227,7 @@ class SwapPatch:
                 except Exception as error:
                     session.note_fault(error)
         try:
-            self._original(t1, t2)
+            muted(partial(self._original, t1, t2))  # it runs an op, for which they would be remembered again
         finally:
             for session, tensor, entries in forgotten:
                 try:

@@ -1,4 +1,4 @@
-"""Every private torch name that the recorder uses.
+"""Every private torch name that the recorder cannot do without; `graph/exported` has a file for its own.
 
 A name that a torch version lacks raises one clear sentence here, and nowhere else.
 """
@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from itertools import repeat
 from operator import call, itemgetter
+from threading import local
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ def _private(path: str) -> Any:
         except AttributeError:
             raise UnsupportedTorch(
                 f"torch {torch.__version__} has no {path}, which sightline records with; "
-                "use torch 2.11 to 2.13, or a newer sightline."
+                "it was tested with torch 2.11 and 2.13: use one of these, or a newer sightline."
             ) from None
     return item
 
@@ -55,20 +56,20 @@ OpOverload = _private("torch._ops.OpOverload")
 
 #: The autograd node being evaluated on this thread; None outside a backward pass.
 current_node = _private("torch._C._current_autograd_node")
+_graph_task = _private("torch._C._current_graph_task_id")
 #: The number the next autograd node of this thread will get.
 sequence_number = _private("torch.autograd._get_sequence_nr")
 #: Identity of a tensor's storage, without making a Python storage object.
 storage_address = _private("torch._C._storage_address")
 #: int8 matrices to an int32 one, exactly.
 int_mm = _private("torch._int_mm")
-#: A context whose ops no dispatch mode sees, and one whose ops make no autograd nodes.
-no_dispatch = _private("torch._C._DisableTorchDispatch")
-below_autograd = _private("torch._C._AutoDispatchBelowAutograd")
 #: Set while ``torch.jit.trace`` runs; reading a shape would then add to the traced graph.
 jit_tracing = _private("torch._C._get_tracing_state")
+set_jit_tracing = _private("torch._C._set_tracing_state")
 
-#: Torch's own profiler: whether it runs; end it and get its events.
+#: Torch's own profiler: whether it runs; switch its callbacks on or off; end it and get its events.
 profiler_enabled = _private("torch._C._autograd._profiler_enabled")
+enable_record_function = _private("torch._C._autograd._enable_record_function")
 disable_profiler = _private("torch._C._autograd._disable_profiler")
 DeviceType = _private("torch._C._autograd.DeviceType")
 
@@ -80,6 +81,15 @@ push_function_mode = _private("torch._C._push_on_torch_function_stack")
 pop_function_mode = _private("torch._C._pop_torch_function_stack")
 function_depth = _private("torch._C._len_torch_function_stack")
 function_mode_at = _private("torch._C._get_function_stack_at")
+
+
+#: Whether an operator has a kernel for a dispatch key, and the key of those that are made of other ops.
+has_kernel = _private("torch._C._dispatch_has_kernel_for_dispatch_key")
+COMPOSITE: Any = _private("torch._C.DispatchKey").CompositeImplicitAutograd
+#: The functions of ``torch`` itself, as their C++ bindings know them.
+VARIABLE_FUNCTIONS: Any = _private("torch._C._VariableFunctions")
+#: The norm of each tensor of a list, in one call.
+foreach_norm = _private("torch._foreach_norm")
 
 
 T = TypeVar("T")
@@ -174,16 +184,87 @@ def skip_in_dynamo(code: CodeType, below: bool) -> None:
     _eval_frame.set_code_exec_strategy(code, strategy)
 
 
+def in_backward() -> bool:
+    """Whether this thread runs a part of a backward pass. What is queued for its end runs in no node."""
+    return current_node() is not None or _graph_task() >= 0
+
+
 _OBSERVER = "sightline.recording.native._observer"  # where the native engine is, once it is loaded
+
+_Key = _private("torch._C.DispatchKey")
+_KeySet = _private("torch._C.DispatchKeySet")
+_set_dispatch_keys = _private("torch._C._ForceDispatchKeyGuard")
+#: Part of every dispatch where nothing is switched on.
+_ALWAYS = _KeySet(_Key.BackendSelect)
+_ALWAYS_WITH_GRADIENTS = _ALWAYS | _KeySet(_Key.ADInplaceOrView)
+#: Autograd and the transforms, modes and subclasses that see an op before its kernel does.
+_TRANSFORMS = _KeySet(_Key.Functionalize)
+for _name in dir(_Key):
+    if _name.startswith(("FuncTorch", "Autocast")):
+        _TRANSFORMS |= _KeySet(getattr(_Key, _name))
+_UNSEEN = _TRANSFORMS
+for _name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView",
+              "Python", "PythonTLSSnapshot"):  # fmt: skip
+    _UNSEEN |= _KeySet(getattr(_Key, _name))
+_quiet = local()
+
+
+def unobserved(work: Callable[[], T]) -> T:
+    """Run our own work on the program's tensors: nothing that is active on this thread sees it.
+
+    That is autograd, autocast, modes of functions and of the dispatcher, subclasses, the transforms of
+    ``torch.func``, ``torch.jit.trace`` and profilers. The C++ class ``Unobserved`` does the same.
+    """
+    with no_torch_function(), _set_dispatch_keys(_ALWAYS, _UNSEEN):
+        return _untraced(work)
+
+
+def _untraced(work: Callable[[], T]) -> T:
+    """Run ``work`` while ``torch.jit.trace`` and profilers pause, with the keys of the dispatcher set."""
+    tracing = jit_tracing()
+    profiled = profiler_enabled() and not getattr(_quiet, "on", False)
+    if tracing is None and not profiled:
+        return work()
+    try:  # each restored by one call of a function written in C, which no interrupt can prevent
+        if tracing is not None:
+            set_jit_tracing(None)
+        if not profiled:
+            return work()
+        try:
+            _quiet.on = True
+            enable_record_function(False)
+            return work()
+        finally:
+            run_atomically(partial(enable_record_function, True), partial(setattr, _quiet, "on", False))
+    finally:
+        set_jit_tracing(tracing)
 
 
 def without_modes(work: Callable[[], T]) -> T:
-    """Run our own code that uses torch: no mode of this thread sees its ops."""
+    """Run our own code that uses torch, and modes of its own: no mode of this thread sees its ops."""
 
     def run() -> T:
-        with no_torch_function():
-            return work()
+        # As where nothing is switched on: autograd and modes are, so that work may use some of its own.
+        always = _ALWAYS if torch.is_inference_mode_enabled() else _ALWAYS_WITH_GRADIENTS
+        with no_torch_function(), _set_dispatch_keys(always, _TRANSFORMS):
+            return _untraced(work)
 
+    return DISPATCH_MODES.run_without(run, *_mute_steps())
+
+
+def muted(work: Callable[[], T]) -> T:
+    """Run ``work`` as the program would; only the native engine records nothing of it."""
+    steps = _mute_steps()
+    if not steps:
+        return work()
+    try:
+        steps[0]()
+        return work()
+    finally:
+        steps[1]()
+
+
+def _mute_steps() -> tuple[Callable[[], object], ...]:
+    """How the native engine is muted on this thread, and unmuted; empty if it is not loaded."""
     observer = sys.modules.get(_OBSERVER)
-    muted = () if observer is None else (partial(observer.mute, True), partial(observer.mute, False))
-    return DISPATCH_MODES.run_without(run, *muted)
+    return () if observer is None else (partial(observer.mute, True), partial(observer.mute, False))

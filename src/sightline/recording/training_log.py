@@ -15,15 +15,43 @@ from weakref import ref
 
 import torch
 
-from sightline.recording.torchapi import Tensor, without_modes
+from sightline.recording.torchapi import Tensor, foreach_norm, unobserved
+from sightline.tensor_memory import has_memory
 from sightline.trace.file_owners import cell_name, installed_file, torch_file
 
 MAX_STEPS: Final = 256  #: the first ones are stored; all are counted
 _MAX_NORMS: Final = 10  #: steps 0, 1, 3, 7 … in which gradients are measured
 _MAX_NAMES: Final = 20_000
+_MAX_TURNS: Final = 32  #: points of a group's learning rate, which may rise and fall in cycles
+_MAX_GROUPS: Final = 64
 
 #: File, line and function of the first line outside torch; and of the user's own line, if that is another.
 Location = list[Any]
+
+
+class RateCurve:
+    """The learning rate of a parameter group over all steps: the first, where it turns, the last."""
+
+    def __init__(self) -> None:
+        self.points: list[float] = []
+        self.more = 0  #: turning points that were not kept
+
+    def add(self, rate: float) -> None:
+        """The rate of the next step."""
+        points = self.points
+        if not points or (len(points) < _MAX_TURNS and rate != points[-1] and self._turns(rate)):
+            points.append(rate)
+        elif rate != points[-1]:
+            self.more += self._turns(rate)
+            points[-1] = rate
+
+    def _turns(self, rate: float) -> bool:
+        points = self.points
+        return len(points) < 2 or (rate > points[-1]) != (points[-1] > points[-2])
+
+    def data(self) -> list[Any]:
+        """As the trace stores it."""
+        return [self.more, *self.points]
 
 
 class OptimizerRecord(NamedTuple):
@@ -32,6 +60,7 @@ class OptimizerRecord(NamedTuple):
     reference: ref[Any]
     number: int
     data: dict[str, Any]  #: what the trace stores
+    rates: list[RateCurve]  #: of its parameter groups
 
 
 class SchedulerRecord(NamedTuple):
@@ -47,7 +76,7 @@ class TrainingLog:
     def __init__(self) -> None:
         self._optimizers: dict[int, OptimizerRecord] = {}  # by id of the optimizer
         self._schedulers: dict[int, SchedulerRecord] = {}
-        self._optimizer_data: list[dict[str, Any]] = []  # in order of the first step
+        self._in_order: list[OptimizerRecord] = []  # of the first step
         self._scheduler_data: list[dict[str, Any]] = []
         self._steps: list[list[Any]] = []
         self._norms: list[tuple[int, list[str], Any]] = []
@@ -62,7 +91,11 @@ class TrainingLog:
         record = self._record(optimizer, modules, frame)
         groups = optimizer.param_groups
         with_gradient = sum(one.grad is not None for group in groups for one in group["params"])
-        rates = [rate for group in groups if (rate := _number(group.get("lr"))) is not None]
+        known = [_number(group.get("lr")) for group in groups]
+        rates = [rate for rate in known if rate is not None]
+        for curve, rate in zip(record.rates, known, strict=False):
+            if rate is not None:
+                curve.add(rate)
         self.count += 1
         record.data["steps"] += 1
         if len(self._steps) < MAX_STEPS:
@@ -70,7 +103,7 @@ class TrainingLog:
             self._steps.append([record.number, time, -1 if closure else with_gradient, low, high])
         steps = record.data["steps"]
         measure = with_gradient and steps & (steps + 1) == 0
-        if measure and len(self._norms) < _MAX_NORMS * len(self._optimizer_data):
+        if measure and len(self._norms) < _MAX_NORMS * len(self._in_order):
             self._measure(steps - 1, modules)
 
     def _record(self, optimizer: Any, modules: Any, frame: FrameType | None) -> OptimizerRecord:
@@ -81,10 +114,12 @@ class TrainingLog:
                 "type": type(optimizer).__name__, "parameters": -1, "names": [], "unknown": 0, "foreign": 0,
                 "steps": 0, "place": caller_location(frame),
             }  # fmt: skip
-            record = OptimizerRecord(ref(optimizer), len(self._optimizer_data), data)
+            record = OptimizerRecord(ref(optimizer), len(self._in_order), data, [])
             self._optimizers[id(optimizer)] = record
-            self._optimizer_data.append(data)
+            self._in_order.append(record)
         data = record.data
+        for _ in optimizer.param_groups[len(record.rates) : _MAX_GROUPS]:
+            record.rates.append(RateCurve())
         if data["parameters"] != count or data["unknown"]:
             parameters = [one for group in optimizer.param_groups for one in group["params"]]
             names = [modules.tensor_name(one) for one in parameters]
@@ -97,11 +132,9 @@ class TrainingLog:
 
     def _measure(self, step: int, modules: Any) -> None:
         """Take the norms of the gradients in CPU memory; those on a device would have to be waited for."""
-        grads = {
-            name: parameter.grad for name, parameter in modules.parameters() if _is_plain(parameter.grad)
-        }
-        if grads:
-            self._norms.append((step, list(grads), without_modes(partial(_norms, list(grads.values())))))
+        norms = unobserved(partial(_norms, modules.parameters()))
+        if norms:
+            self._norms.append((step, list(norms), list(norms.values())))
 
     # -- schedulers --------------------------------------------------------------------------------------
 
@@ -145,7 +178,9 @@ class TrainingLog:
             if owner is not None:
                 record.data["optimizer"] = owner.number
         return {
-            "optimizers": [dict(data) for data in self._optimizer_data],
+            "optimizers": [
+                record.data | {"rates": [curve.data() for curve in record.rates]} for record in self._in_order
+            ],
             "schedulers": [dict(data) for data in self._scheduler_data],
             "steps": list(self._steps),
             "count": self.count,
@@ -167,15 +202,18 @@ class TrainingLog:
 
 
 def _is_plain(grad: Any) -> bool:
-    if type(grad) is not Tensor or grad.layout is not torch.strided:
+    """Whether the norm of a gradient can be taken now: it has numbers in CPU memory that is there."""
+    if type(grad) is not Tensor or not has_memory(grad):
         return False
     return bool(grad.is_cpu and grad.is_floating_point())
 
 
-def _norms(grads: list[Any]) -> list[float]:
-    with torch.no_grad():
-        norms: list[float] = [float(norm) for norm in torch._foreach_norm(grads, 2.0)]
-    return norms
+def _norms(parameters: list[tuple[str, Any]]) -> dict[str, float]:
+    """The norms of gradients that can be read now, by name."""
+    grads = {name: parameter.grad for name, parameter in parameters if _is_plain(parameter.grad)}
+    if not grads:
+        return {}
+    return dict(zip(grads, map(float, foreach_norm(list(grads.values()), 2.0)), strict=True))
 
 
 def caller_location(frame: FrameType | None) -> Location:
@@ -213,9 +251,11 @@ def _number(rate: Any) -> float | None:
     """A learning rate as a number; None for one on a device, which would have to be waited for."""
     if isinstance(rate, int | float):
         return float(rate)
-    if isinstance(rate, Tensor) and rate.is_cpu and rate.numel() == 1:
-        return float(without_modes(partial(float, rate)))
-    return None
+    return unobserved(partial(_element, rate)) if isinstance(rate, Tensor) else None
+
+
+def _element(rate: Any) -> float | None:
+    return float(rate) if rate.is_cpu and rate.numel() == 1 and has_memory(rate) else None
 
 
 class SchedulerPatch:

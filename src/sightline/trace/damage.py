@@ -19,6 +19,10 @@ class Damage(Exception):
     """What is wrong with a file or a recording: half a sentence, which follows the file's name."""
 
 
+class TooLarge(Damage):
+    """A file stands for more than one of its size may."""
+
+
 @contextmanager
 def damage_reported(path: Path) -> Iterator[None]:
     """Turn every error while a file is read into `DamagedFile` with one sentence.

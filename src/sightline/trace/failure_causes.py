@@ -16,6 +16,7 @@ from sightline.notation import dtype_name
 from sightline.trace.op_groups import VIEWS
 from sightline.trace.op_text import api_call_of, short_name, with_location
 from sightline.trace.rows import Op, Value
+from sightline.trace.size_origins import makes_size, size_origin
 from sightline.trace.user_frames import user_frame
 
 _FARTHEST: Final = 400  #: ops that a size is followed back
@@ -106,16 +107,24 @@ def _mismatch(op: Op, inputs: list[Value]) -> tuple[tuple[Value, int], tuple[Val
 
 
 def _message_size_lines(op: Op, inputs: list[Value], message: str) -> list[str]:
-    """The origin of the two sizes that a message names, one of which may be of no input."""
-    match = re.search(r"\((\d+)\) must match the existing size \((\d+)\)", message)
-    if match is None:
+    """The origin of the size that a message calls existing, and a tensor that has the other one.
+
+    The other size is a number among the arguments: an equal one nearby may be its source, or not.
+    """
+    match = re.search(
+        r"\((\d+)\) must match the existing size \((\d+)\) at non-singleton dimension (\d+)", message
+    )
+    target = re.search(r"Target sizes: \[([\d, ]+)\]", message)
+    if match is None or target is None or not inputs:
         return []
-    lines: list[str] = []
-    for size in (int(match[2]), int(match[1])):
-        source = next((one for one in _nearby_inputs(op, inputs) if size in one.shape), None)
-        if source is not None:
-            lines.append(size_text(source, source.shape.index(size), size, short=bool(lines)))
-    return ["; ".join(lines)] if lines else []
+    wanted, existing = int(match[1]), int(match[2])
+    back = len(target[1].split(",")) - int(match[3])
+    source = next((one for one in inputs if one.shape[-back:][:1] == (existing,)), None)
+    if source is None:
+        return []
+    text = size_text(source, len(source.shape) - back, existing)
+    alike = next((one for one in _nearby_inputs(op, inputs) if wanted in one.shape), None)
+    return [f"{text}; {wanted} is also a size of {_name_text(alike)}" if alike is not None else text]
 
 
 def _nearby_inputs(op: Op, inputs: list[Value]) -> Iterator[Value]:
@@ -149,13 +158,15 @@ def _view_base(value: Value) -> Value:
 def size_text(value: Value, dimension: int, size: int, short: bool = False) -> str:
     """The origin of a size: ``size 61 in dimension 1 first appears at unfold, net.py:17 …``."""
     head = f"{size}" if short else f"size {size} in dimension {dimension}"
-    source, maker = first_seen(value, lambda one: size in one.shape)
+    source, _, maker = size_origin(value, dimension)
+    maker = maker or _returning_call(source)
     if maker is None or source.kind in ("parameter", "buffer", "state"):
         return f"{head} is {_part_text(source, size)}{_creation_text(source)}"
     shown = api_call_of(maker)
     given = ", ".join(dict.fromkeys(str(one) for one in maker.inputs if one.shape))
     given = f", from {given}" if given else ""
-    return f"{head} first appears at {with_location(short_name(shown), shown, short=True)}{given}"
+    verb = "first appears at" if makes_size(maker, size) else "comes out of"
+    return f"{head} {verb} {with_location(short_name(shown), shown, short=True)}{given}"
 
 
 def _part_text(value: Value, size: int) -> str:

@@ -17,8 +17,8 @@ from sightline.trace.assembly.arrays import chain_ends
 from sightline.trace.data import I8, I32, I64, KIND, TraceData
 
 #: The uses of memory.
-USES: Final = ("parameters", "gradients", "optimizer state", "activations", "other")
-PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, OTHER = range(len(USES))
+USES: Final = ("parameters", "buffers", "gradients", "optimizer state", "activations", "other")
+PARAMETERS, BUFFERS, GRADIENTS, STATE, ACTIVATIONS, OTHER = range(len(USES))
 _CUDA_PIECE: Final = 512
 #: Sizes and times of a damaged file are clipped so that sums do not overflow.
 _LARGEST: Final = 1 << 48
@@ -163,7 +163,7 @@ def storage_uses(data: TraceData, roots: I64) -> I8:
     is_grad = (kind == KIND["gradient"]) & (values.name[has] >= 0) & named[values.name[has]]
     for chosen, number in (
         (is_grad, GRADIENTS), (kind == KIND["state"], STATE),
-        (np.isin(kind, [KIND["parameter"], KIND["buffer"]]), PARAMETERS),
+        (kind == KIND["buffer"], BUFFERS), (kind == KIND["parameter"], PARAMETERS),
     ):  # fmt: skip
         use[at[chosen]] = number
     return use

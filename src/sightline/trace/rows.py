@@ -1,16 +1,25 @@
-"""The rows of a recording: ops, values, module calls, steps, modules, frames, read from columns on demand."""
+"""The rows of a recording: ops, values, module calls, steps, modules, frames, read from columns on demand.
+
+What a column of the schema holds is a property in `row_properties`; here is what is worked out from several.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from sightline.notation import call_text, numbers_text, position_text, value_text
+from sightline.text_encoding import for_output
 from sightline.trace import data as d
-from sightline.trace.forms import Form
-from sightline.trace.table import Row, Table, optional_row
+from sightline.trace.row_properties import (
+    FrameProperties,
+    ModuleCallProperties,
+    OpProperties,
+    ValueProperties,
+)
+from sightline.trace.table import Row, Table, linked_row
 
 
-class Frame(Row):
+class Frame(FrameProperties, table="frames"):
     """A source position on the way to an op: file, line, columns, function, and the frame that called it."""
 
     __slots__ = ()
@@ -29,10 +38,6 @@ class Frame(Row):
         return self._code.function
 
     @property
-    def line(self) -> int:
-        return int(self._data.raw.frames.line[self.id])
-
-    @property
     def code(self) -> str:
         """The source line, stripped; empty where the source is not available."""
         return self._data.raw.source_lines.line(self.file, self.line).strip()
@@ -44,14 +49,6 @@ class Frame(Row):
         if frames.column[self.id] < 0:
             return None
         return int(frames.column[self.id]), int(frames.end_column[self.id])
-
-    @property
-    def end_line(self) -> int:
-        return int(self._data.raw.frames.end_line[self.id])
-
-    @property
-    def parent(self) -> Frame | None:
-        return optional_row(Frame, self._data, self._data.raw.frames.parent[self.id])
 
     @property
     def chain(self) -> list[Frame]:
@@ -71,7 +68,7 @@ class Frame(Row):
         return f"<Frame {self.position} in {self.function}>"
 
 
-class Module(Row):
+class Module(Row, table="modules"):
     """A module of the model: its path, class and what it owns."""
 
     __slots__ = ()
@@ -111,7 +108,8 @@ class Module(Row):
 
     @property
     def parent(self) -> Module | None:
-        return optional_row(Module, self._data, self._info.parent)
+        row: Module | None = linked_row("modules", self._data, self._info.parent)
+        return row
 
     @property
     def root(self) -> Module:
@@ -152,17 +150,13 @@ class ValueNumbers(NamedTuple):
         return not self.nans and not self.infs
 
     def __str__(self) -> str:
-        return numbers_text(self)
+        return for_output(numbers_text(self))
 
 
-class Value(Row):
+class Value(ValueProperties, table="values"):
     """A tensor at one moment of its life: an in-place op makes a new value of it."""
 
     __slots__ = ()
-
-    @property
-    def meta(self) -> d.TensorMeta:
-        return self._data.raw.metas[int(self._data.raw.values.meta[self.id])]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -181,9 +175,9 @@ class Value(Row):
         return self.meta.stride
 
     @property
-    def storage(self) -> int:
-        """Id of the storage, which values that share memory have in common; -1 if there is none."""
-        return int(self._data.raw.values.storage[self.id])
+    def slot(self) -> int:
+        """Which output of its producer; -1 where an op changed another value that shares its memory."""
+        return int(self._data.raw.values.slot[self.id])
 
     @property
     def storage_bytes(self) -> int:
@@ -191,31 +185,10 @@ class Value(Row):
         return int(self._data.raw.storages[storage]) if storage >= 0 else 0
 
     @property
-    def requires_grad(self) -> bool:
-        return bool(self._data.raw.values.flags[self.id] & d.REQUIRES_GRAD)
-
-    @property
-    def kind(self) -> str:
-        return d.KINDS[self._data.raw.values.kind[self.id]]
-
-    @property
-    def name(self) -> str:
-        """``fc1.weight`` for a parameter, ``fc1.weight.exp_avg`` for optimizer state; else empty."""
-        return self._data.name(self._data.raw.values.name[self.id])
-
-    @property
-    def producer(self) -> Op | None:
-        return optional_row(Op, self._data, self._data.raw.values.producer[self.id])
-
-    @property
     def module(self) -> Module | None:
         """The module of the op that made it; for a gradient that of its forward op."""
         producer = self.producer
         return producer.module if producer is not None else None
-
-    @property
-    def slot(self) -> int:
-        return int(self._data.raw.values.slot[self.id])
 
     @property
     def consumers(self) -> Table[Op]:
@@ -226,16 +199,6 @@ class Value(Row):
         """Minimum, maximum, mean and so on, where they were measured (``stats=True``)."""
         return self._data.numbers(self.id)
 
-    @property
-    def previous(self) -> Value | None:
-        """The value that was here before an in-place op."""
-        return optional_row(Value, self._data, self._data.raw.values.previous[self.id])
-
-    @property
-    def base(self) -> Value | None:
-        """The value this one is a view of."""
-        return optional_row(Value, self._data, self._data.raw.values.base[self.id])
-
     def __str__(self) -> str:
         return str(self.meta)
 
@@ -244,32 +207,10 @@ class Value(Row):
         return f"<Value {value_text(self.id)} {self.meta} {self.kind}{name}>"
 
 
-class Op(Row):
+class Op(OpProperties, table="ops"):
     """One operation: an API call as the user wrote it, or an aten op the dispatcher ran."""
 
     __slots__ = ()
-
-    @property
-    def name(self) -> str:
-        return self._data.name(self._data.raw.ops.name[self.id])
-
-    @property
-    def level(self) -> str:
-        return d.LEVELS[self._data.raw.ops.level[self.id]]
-
-    @property
-    def flavour(self) -> str:
-        """``function``, ``method``, ``operator`` or ``property`` for an API call."""
-        return d.FLAVOURS[self._data.raw.ops.flavour[self.id]]
-
-    @property
-    def phase(self) -> str:
-        return d.PHASES[self._data.raw.ops.phase[self.id]]
-
-    @property
-    def call(self) -> ModuleCall | None:
-        """The module call it ran in; for a backward op the one of its forward op."""
-        return optional_row(ModuleCall, self._data, self._data.raw.ops.call[self.id])
 
     @property
     def module(self) -> Module | None:
@@ -277,48 +218,9 @@ class Op(Row):
         return call.module if call else None
 
     @property
-    def frame(self) -> Frame | None:
-        return optional_row(Frame, self._data, self._data.raw.ops.frame[self.id])
-
-    @property
-    def parent(self) -> Op | None:
-        """The API call an aten op came from."""
-        return optional_row(Op, self._data, self._data.raw.ops.parent[self.id])
-
-    @property
-    def forward(self) -> Op | None:
-        """The forward op a backward op belongs to."""
-        return optional_row(Op, self._data, self._data.raw.ops.forward[self.id])
-
-    @property
-    def form(self) -> Form:
-        return self._data.raw.forms[int(self._data.raw.ops.form[self.id])]
-
-    @property
     def args(self) -> dict[str | int, Any]:
         """The arguments by name (aten) or position; tensors are `Value` rows."""
         return self._data.bound_arguments(self)
-
-    @property
-    def result(self) -> Form:
-        return self._data.raw.forms[int(self._data.raw.ops.result[self.id])]
-
-    @property
-    def inputs(self) -> Table[Value]:
-        return Table(self._data, Value, self._data.raw.ops.inputs_of(self.id))
-
-    @property
-    def outputs(self) -> Table[Value]:
-        return Table(self._data, Value, self._data.raw.ops.outputs_of(self.id))
-
-    @property
-    def start(self) -> int:
-        return int(self._data.raw.ops.start[self.id])
-
-    @property
-    def duration(self) -> int:
-        """Host time in nanoseconds, without the recorder's own."""
-        return int(self._data.raw.ops.duration[self.id])
 
     @property
     def device_duration(self) -> int | None:
@@ -327,80 +229,26 @@ class Op(Row):
         return None if durations is None else int(durations[self.id])
 
     @property
-    def flops(self) -> int | None:
-        flops = int(self._data.raw.ops.flops[self.id])
-        return flops if flops >= 0 else None
-
-    @property
-    def raised(self) -> bool:
-        return bool(self._data.raw.ops.flags[self.id] & d.RAISED)
-
-    @property
-    def mutates(self) -> bool:
-        return bool(self._data.raw.ops.flags[self.id] & d.MUTATES)
-
-    @property
-    def thread(self) -> int:
-        return int(self._data.raw.ops.thread[self.id])
-
-    @property
     def children(self) -> Table[Op]:
         """The aten ops of an API call."""
         return Table(self._data, Op, self._data.children(self.id))
 
     def __str__(self) -> str:
         outputs = self.result.fill([str(value) for value in self.outputs])
-        return call_text(self.name, self.form, [str(value) for value in self.inputs], outputs)
+        return for_output(call_text(self.name, self.form, [str(value) for value in self.inputs], outputs))
 
     def __repr__(self) -> str:
         return f"<Op {self.id} {self.name} {self.phase}>"
 
 
-class ModuleCall(Row):
+class ModuleCall(ModuleCallProperties, table="calls"):
     """One call of a module: what went in, what came out, and what ran inside."""
 
     __slots__ = ()
 
     @property
-    def module(self) -> Module:
-        return Module(self._data, int(self._data.raw.calls.module[self.id]))
-
-    @property
-    def index(self) -> int:
-        """Which call of this module it is, from 0."""
-        return int(self._data.raw.calls.index[self.id])
-
-    @property
-    def parent(self) -> ModuleCall | None:
-        return optional_row(ModuleCall, self._data, self._data.raw.calls.parent[self.id])
-
-    @property
     def depth(self) -> int:
         return self._data.call_depths[self.id]
-
-    @property
-    def frame(self) -> Frame | None:
-        return optional_row(Frame, self._data, self._data.raw.calls.frame[self.id])
-
-    @property
-    def phase(self) -> str:
-        return d.PHASES[self._data.raw.calls.phase[self.id]]
-
-    @property
-    def input_form(self) -> Form:
-        return self._data.raw.forms[int(self._data.raw.calls.input_form[self.id])]
-
-    @property
-    def output_form(self) -> Form:
-        return self._data.raw.forms[int(self._data.raw.calls.output_form[self.id])]
-
-    @property
-    def inputs(self) -> Table[Value]:
-        return Table(self._data, Value, self._data.raw.calls.inputs_of(self.id))
-
-    @property
-    def outputs(self) -> Table[Value]:
-        return Table(self._data, Value, self._data.raw.calls.outputs_of(self.id))
 
     @property
     def ops(self) -> Table[Op]:
@@ -413,31 +261,10 @@ class ModuleCall(Row):
         return Table(self._data, ModuleCall, self._data.calls_of_parent.get(self.id, []))
 
     @property
-    def start(self) -> int:
-        return int(self._data.raw.calls.start[self.id])
-
-    @property
-    def duration(self) -> int:
-        return int(self._data.raw.calls.duration[self.id])
-
-    @property
     def device_duration(self) -> int | None:
         """Nanoseconds that devices spent on its ops; None without ``time="device"``."""
         durations = self._data.call_device_durations
         return None if durations is None else int(durations[self.id])
-
-    @property
-    def order(self) -> int:
-        """Its rank when calls are ordered by completion: children come before their parent."""
-        return int(self._data.raw.calls.order[self.id])
-
-    @property
-    def raised(self) -> bool:
-        return bool(self._data.raw.calls.flags[self.id] & d.RAISED)
-
-    @property
-    def unfinished(self) -> bool:
-        return bool(self._data.raw.calls.flags[self.id] & d.UNFINISHED)
 
     def __repr__(self) -> str:
         return f"<ModuleCall {self.module.label}#{self.index}>"

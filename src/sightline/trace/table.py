@@ -12,6 +12,7 @@ from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.notation import dtype_name
 from sightline.patterns import choices_text, close_names, module_matches, no_module_matched
+from sightline.text_encoding import for_output
 from sightline.trace.data import FLAVOURS, KINDS, LEVELS, PHASES
 
 if TYPE_CHECKING:
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 
 RowTest = Callable[[Any], bool]
 
+#: The class of the rows of each table.
+_ROWS: Final[dict[str, type[Row]]] = {}
+
 #: The properties that only take certain values.
 CHOICES: Final = {"level": LEVELS, "phase": PHASES, "flavour": FLAVOURS, "kind": KINDS}
 
-_SHAPE: Final = re.compile(r"\s*(\w*)\s*\[([\d\s,]*)\](?:@(\S+))?\s*")
+_SHAPE: Final = re.compile(r"\s*(\w*)\s*\[([0-9\s,]*)\](?:@(\S+))?\s*")
 
 
 def row_test(row: type, data: Index, name: str, value: Any) -> RowTest:
@@ -85,9 +89,16 @@ def _shape_test(value: Any) -> RowTest:
 
 
 class Row:
-    """The base of all rows; two are equal when they are the same row of the same recording."""
+    """The base of all rows; two are equal when they are the same row of the same recording.
+
+    ``class Op(Row, table="ops")`` are the rows that ids of this table stand for.
+    """
 
     __slots__ = ("_data", "id")
+
+    def __init_subclass__(cls, table: str = "") -> None:
+        if table:
+            _ROWS[table] = cls
 
     def __init__(self, data: Index, id: int) -> None:
         self._data = data
@@ -168,9 +179,14 @@ class Table(Sequence[R], Generic[R]):
     def __repr__(self) -> str:
         shown = ", ".join(repr(row) for row in self[:4])
         rows = f"{len(self)} {self._row.__name__} row{'' if len(self) == 1 else 's'}"
-        return f"<{rows}: {shown}{', …' if len(self) > 4 else ''}>" if shown else f"<{rows}>"
+        return for_output(f"<{rows}: {shown}{', …' if len(self) > 4 else ''}>" if shown else f"<{rows}>")
 
 
-def optional_row(row: type[R], data: Index, id: Any) -> R | None:
+def linked_row(table: str, data: Index, id: Any) -> Any:
     """The row that a column points to; None for -1."""
-    return row(data, int(id)) if id >= 0 else None
+    return _ROWS[table](data, int(id)) if id >= 0 else None
+
+
+def linked_rows(table: str, data: Index, ids: Sequence[int]) -> Table[Any]:
+    """The rows of some ids."""
+    return Table(data, _ROWS[table], ids)

@@ -21,6 +21,7 @@ from sightline.errors import DamagedFile, NotCaptured, UsageError
 from sightline.notation import bytes_text, numbers_text, tensor_text
 from sightline.options import one_of
 from sightline.patterns import PathPattern, StarPattern, choices_text, close_names, segments_of
+from sightline.text_encoding import for_output
 from sightline.trace.data import ROLES, CaptureInfo
 from sightline.trace.dtypes import element_bits, element_numbers, nbytes_of
 from sightline.trace.shards.stores import Store
@@ -100,7 +101,7 @@ class CapturedTensor:
         text = f"{self.key}: {tensor_text(self.shape, self.dtype)}"
         if not self.info.whole:
             text += " (a sample)"
-        return f"<{text}{_numbers_text(self)}>"
+        return for_output(f"<{text}{_numbers_text(self)}>")
 
 
 class Captures(Sequence[CapturedTensor]):
@@ -160,7 +161,7 @@ class Captures(Sequence[CapturedTensor]):
         lines = [f"  {tensor.key}: {tensor_text(tensor.shape, tensor.dtype)}" for tensor in self[:8]]
         if len(self) > 8:
             lines.append(f"  … {len(self) - 8} more")
-        return "\n".join([f"<{_count_text([tensor.info for tensor in self])}>", *lines])
+        return for_output("\n".join([f"<{_count_text([tensor.info for tensor in self])}>", *lines]))
 
 
 class Tensors(Mapping[str, Any]):
@@ -261,7 +262,7 @@ class Tensors(Mapping[str, Any]):
         shown = list(dict.fromkeys(_path_in_module(info.module, info.name) for info in self._infos.values()))
         names = f": {', '.join(shown[:4])}{', …' if len(shown) > 4 else ''}" if shown else ""
         note = self._note() if self._note is not None else ""
-        return f"<{_count_text(list(self._infos.values()))}{names}{note and f' ({note})'}>"
+        return for_output(f"<{_count_text(list(self._infos.values()))}{names}{note and f' ({note})'}>")
 
     def _tensor(self, info: CaptureInfo) -> CapturedTensor:
         return CapturedTensor(info, self._store, self._to_torch)

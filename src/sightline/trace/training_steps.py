@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.trace.data import I32, KINDS, LEVELS, OPTIMIZER_STEP, PHASES, StepInfo, TraceData
+from sightline.patterns import bare_name
+from sightline.trace.data import (
+    I32,
+    I64,
+    KINDS,
+    LEVELS,
+    OPTIMIZER_STEP,
+    PHASES,
+    REQUIRES_GRAD,
+    StepInfo,
+    TraceData,
+)
 
 if TYPE_CHECKING:
     from sightline.trace.index import Index
@@ -164,15 +175,26 @@ class _StepDetector:
             before = op
 
     def _end(self, start: int, end: int, limit: int) -> int:
-        """The end with the ops after the optimizer that read results of the step: ``loss.item()``."""
-        ops, values = self._data.ops, self._data.values
-        while end < limit and ops.phase[end] == _FORWARD and ops.call[end] < 0:
-            reads = ops.inputs[ops.input_offsets[end] : ops.input_offsets[end + 1]]
-            own = (values.producer[reads] >= start) & ~np.isin(values.kind[reads], _WEIGHTS)
-            if not own.any() and not (ops.parent[end] >= start and ops.parent[end] < end):
+        """The end with the ops after the optimizer that read results of the step: ``loss.item()``.
+
+        Between them averages of weights may be taken.
+        """
+        ops, values, at = self._data.ops, self._data.values, end
+        while at < limit and ops.phase[at] == _FORWARD and ops.call[at] < 0:
+            reads = ops.inputs[ops.input_offsets[at] : ops.input_offsets[at + 1]]
+            own = (values.producer[reads] >= start) & (values.producer[reads] < end)
+            if (own & ~np.isin(values.kind[reads], _WEIGHTS)).any() or start <= ops.parent[at] < end:
+                end = at + 1
+            elif not len(reads) or self._has_gradient(at):  # of the next step
                 break
-            end += 1
+            at += 1
         return end
+
+    def _has_gradient(self, op: int) -> bool:
+        """Whether a gradient will be computed for a result of an op."""
+        ops = self._data.ops
+        outputs = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]]
+        return bool((self._data.values.flags[outputs] & REQUIRES_GRAD).any())
 
     # -- where they begin --------------------------------------------------------------------------------
 
@@ -181,6 +203,8 @@ class _StepDetector:
         ops, calls = self._data.ops, self._data.calls
         linked = ops.forward[first:end][ops.phase[first:end] == _BACKWARD]
         linked = linked[linked >= first]
+        if not len(linked):  # without dispatcher ops: what the loss was computed from
+            linked = self._ancestors(first, end)
         if len(linked):
             at = self._outermost(int(linked.min()))
         else:
@@ -193,6 +217,21 @@ class _StepDetector:
                 break
             at = before
         return at
+
+    def _ancestors(self, first: int, end: int) -> I64:
+        """The ops from ``first`` on that the losses of the backward passes before ``end`` come from."""
+        ops, values = self._data.ops, self._data.values
+        backwards = [
+            number for number, name in enumerate(self._data.names) if bare_name(name, "api") == "backward"
+        ]
+        waiting = (first + np.flatnonzero(np.isin(ops.name[first:end], backwards))).tolist()
+        found: set[int] = set()
+        while waiting:
+            inputs = ops.inputs_of(waiting.pop())
+            makers = {int(values.producer[value]) for value in inputs if values.kind[value] not in _WEIGHTS}
+            waiting += [maker for maker in makers - found if maker >= first]
+            found |= {maker for maker in makers if maker >= first}
+        return np.array(sorted(found), dtype=np.int64)
 
     def _outermost(self, op: int) -> int:
         """The first op of the outermost module call around an op.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sightline.trace.data import FLAVOURS, I32, I64, PHASES, TraceData
 from sightline.trace.file_owners import installed_file, torch_file
 from sightline.trace.rows import Frame, Op
-from sightline.trace.table import optional_row
+from sightline.trace.table import linked_row
 
 _BACKWARD, _OPAQUE = PHASES.index("backward"), FLAVOURS.index("opaque")
 #: The function of torch below which the nodes of a backward pass run.
@@ -69,7 +69,8 @@ def user_frame(op: Op) -> Frame | None:
     A backward op has the frame of its forward op, unless the user's own code ran it.
     """
     index = op._data
-    return optional_row(Frame, index, index.line_frames[index.op_frames[op.id]])
+    frame: Frame | None = linked_row("frames", index, index.line_frames[index.op_frames[op.id]])
+    return frame
 
 
 def first_user_index(files: Iterable[str]) -> int:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InvalidTrace
-from sightline.trace.data import KINDS, RAISED, REFERENCES, UNFINISHED, TraceData
+from sightline.schema.columns import all_columns
+from sightline.trace.data import KINDS, RAISED, UNFINISHED, TraceData
 
 _SHOWN = 5
 #: Aten ops with two inputs that must have one dtype and one device: their positions from the end.
@@ -57,7 +58,21 @@ class _Faults:
 
 
 def validate(data: TraceData) -> Report:
-    """Check every invariant; raise `InvalidTrace` with the first contradictions."""
+    """Check every invariant; raise `InvalidTrace` with the first contradictions.
+
+    Those count, too, that were left out when the recording was saved.
+    """
+    texts = list(dict.fromkeys([*(data.info.get("contradictions") or ()), *contradictions(data)]))
+    if texts:
+        shown = "; ".join(texts[:_SHOWN])
+        more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+        raise InvalidTrace(f"This recording contradicts itself: {shown}{more}.")
+    external = int((data.values.kind == KINDS.index("external")).sum())
+    return Report(len(data.ops), len(data.values), len(data.calls), external)
+
+
+def contradictions(data: TraceData) -> list[str]:
+    """How the tables of a recording contradict each other, in half a sentence each."""
     _read_all(data)
     faults = _Faults()
     _check_references(data, faults)
@@ -67,12 +82,7 @@ def validate(data: TraceData) -> Report:
         _check_producers(data, faults)
         _check_dtypes(data, faults)
         _check_device_work(data, faults)
-    if faults.texts:
-        shown = "; ".join(faults.texts[:_SHOWN])
-        more = f"; and {len(faults.texts) - _SHOWN} more" if len(faults.texts) > _SHOWN else ""
-        raise InvalidTrace(f"This recording contradicts itself: {shown}{more}.")
-    external = int((data.values.kind == KINDS.index("external")).sum())
-    return Report(len(data.ops), len(data.values), len(data.calls), external)
+    return faults.texts
 
 
 def _read_all(data: TraceData) -> None:
@@ -84,10 +94,11 @@ def _read_all(data: TraceData) -> None:
 
 
 def _check_references(data: TraceData, faults: _Faults) -> None:
-    for (table, name), (label, low, target) in REFERENCES.items():
-        column = getattr(getattr(data, table), name)
-        size = len(getattr(data, target)) if isinstance(target, str) else target
-        faults.add((column < low) | (column >= size), f"{label} {{}} points nowhere")
+    for declared in all_columns():
+        if declared.is_reference:
+            column = getattr(getattr(data, declared.table), declared.name)
+            size = len(declared.meaning.choices) or len(getattr(data, declared.meaning.target))
+            faults.add((column < declared.lowest) | (column >= size), f"{declared.label} {{}} points nowhere")
     ops, calls = data.ops, data.calls
     for what, offsets, flat, rows in (
         ("op inputs", ops.input_offsets, ops.inputs, len(ops)),

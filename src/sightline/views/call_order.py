@@ -1,7 +1,8 @@
 """``call_order()``: the module calls of a trace in the order they were entered or completed.
 
 Each line is a call, indented by its depth; ``#2`` is the third call of its module. Consecutive calls of one
-module with the same calls inside are one line with ``×N``.
+module with the same calls inside are one line with ``×N``. Where a run has calls with and without gradients,
+as when it trains and evaluates, they are not taken together, and those without say so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from sightline.analysis.select import Mask, Selection
 from sightline.errors import UsageError
 from sightline.patterns import choices_text
-from sightline.trace.data import PHASES, RAISED, UNFINISHED, TraceData
+from sightline.trace.data import NO_GRAD, PHASES, RAISED, UNFINISHED, TraceData
+from sightline.trace.not_recorded import notes
 from sightline.views.rendering import Line, Span, View, line
 
 if TYPE_CHECKING:
@@ -35,9 +37,10 @@ def call_order(
     Selection(tail=tail)  # raises if it is wrong
     shown = Selection(module=module, phase=phase, depth=depth).calls(trace.index)
     lines = list(_Calls(trace.data, shown, fold).lines(completion=order == "completion"))
+    beside = [line((f"# {note}", "dim")) for note in notes(trace.data)]
     if not lines:
-        return View((line(("This trace has no module calls.", "dim")),))
-    return View(tuple(lines if tail is None else lines[-tail:]))
+        return View((line(("This trace has no module calls.", "dim")), *beside))
+    return View((*(lines if tail is None else lines[-tail:]), *beside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class _Calls:
     def __init__(self, data: TraceData, shown: Mask, fold: bool) -> None:
         self._data = data
         self._fold = fold
+        roots = data.calls.parent < 0
+        without = roots & ((data.calls.flags & NO_GRAD) != 0)
+        self._without = without if (without != roots).any() else np.zeros_like(without)
         self._children: dict[int, list[int]] = {}
         parents = data.calls.parent.tolist()
         for call in np.flatnonzero(shown).tolist():
@@ -67,7 +73,9 @@ class _Calls:
         """A key for each call, the same for calls of one module with the same calls inside."""
         calls = self._data.calls
         ended = (calls.flags & (RAISED | UNFINISHED)).tolist()
-        own = list(zip(calls.module.tolist(), ended, calls.phase.tolist(), strict=True))
+        own = list(
+            zip(calls.module.tolist(), ended, calls.phase.tolist(), self._without.tolist(), strict=True)
+        )
         numbers: dict[tuple[object, ...], int] = {}
         keys: dict[int, int] = {}
         for call in sorted((call for group in self._children.values() for call in group), reverse=True):
@@ -105,6 +113,8 @@ class _Calls:
         spans.append(Span(f" #{first}" if first == last else f" #{first}…#{last}", "dim"))
         if len(run.calls) > 1:
             spans.append(Span(f" ×{len(run.calls)}", "number"))
+        if self._without[run.first]:
+            spans.append(Span(" without gradients", "dim"))
         if calls.phase[run.first]:
             spans.append(Span(f" {PHASES[calls.phase[run.first]]}", "warn"))
         flags = int(calls.flags[run.first])

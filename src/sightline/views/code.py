@@ -25,6 +25,7 @@ from sightline.errors import NothingMatched
 from sightline.trace.data import I64, LEVELS, RAISED
 from sightline.trace.index import Index
 from sightline.trace.live_events import SourceFrame
+from sightline.trace.not_recorded import other_threads
 from sightline.views.code_fold import CodeFold, OpWindow, SourceChains
 from sightline.views.rendering import Line, Span, View, line
 from sightline.views.source_chain import (
@@ -71,9 +72,9 @@ def code_lines(
     part = None if everything or op is not None else model_part(index)
     chosen = np.flatnonzero(mask if part is None else mask & ~part.excluded)
     excluded = "" if part is None else part.excluded_text(mask, more)
-    head = [line((f"# {excluded}", "dim"))] if excluded else []
+    head = [line((f"# {note}", "dim")) for note in (excluded, other_threads(index.raw)) if note]
     if not len(chosen):
-        return iter(head or (line(("(no ops were recorded)", "dim")),))
+        return iter(head if excluded else [*head, line(("(no ops were recorded)", "dim"))])
     hides = part is not None and not torch_frames and part.hidden_frames.any()
     hidden = part.hidden_frames if part is not None and hides else None
     listing = _Listing(index, statistics, torch_frames=torch_frames, names=names, hidden_frames=hidden)

@@ -32,7 +32,7 @@ _VERDICTS: Final = {
     "same": ("the same, to the last bit", "title"),
     "close": ("equal up to rounding", "title"),
     "different": ("they part", "error"),
-    "unknown": ("no values could be compared", "warn"),
+    "unknown": ("unknown", "warn"),
 }
 
 
@@ -107,6 +107,7 @@ def _answer(diff: Diff, room: int) -> Iterator[Line]:
     if divergence is None:
         worst = diff.comparison.largest_error
         more = f"; the largest error is {error_text(worst)}" if diff.verdict == "close" and worst > 0 else ""
+        more = f": {diff.comparison.outcome_text}" if diff.comparison.outcome_text else more
         yield _fact("verdict", (text + more, style))
         if diff.parting is not None and (diff.verdict == "unknown" or _are_ranks(diff)):
             yield _fact("ops part", (diff.parting.text, ""))

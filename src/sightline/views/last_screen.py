@@ -7,20 +7,25 @@ problems`` has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sightline.analysis.problems import FIRST, Problem, find, looked_for, not_looked_at
 from sightline.views.problems import MARGIN, SURE, indented, severity_counts, severity_span, wrap_text
-from sightline.views.rendering import WIDTH, Line, Span, View, cut, line
+from sightline.views.rendering import WIDTH, Block, Line, Span, View, cut, height, line, width
 
 if TYPE_CHECKING:
     from sightline.api import Trace
 
 SCREEN: Final = 25  #: lines, with those about the recording's file
-_MAX_TITLE: Final = 3  #: lines of a title
+_MAX_TITLE: Final = 3  #: lines of a title; one whose names are short may have more
+_MESSAGE: Final = 110  #: characters of the message of an exception, which was printed above
 _MAX_ADVICE: Final = 3  #: lines of advice
+_ENDS: Final = (4, 3, 2)  #: how many parts of a name are left, the more the better
+#: A dotted name: of a parameter, a module, an op; not a file with its line, which ends with a colon.
+_NAME: Final = re.compile(r"(?:…\.)?\b[A-Za-z_]\w*(?:\.\w+)+\b(?![:/])")
 _SENTENCE: Final = re.compile(r"(?<=[.;]) ")
 
 
@@ -30,18 +35,26 @@ def last_screen(trace: Trace, where: str, room: int = SCREEN, *, noted: bool = F
     ``noted`` says that the exception which ended the run was printed above, with its note.
     """
     problems = [_without_note(each) if noted else each for each in find(trace.index)]
-    if not problems:
-        return View(tuple(_no_problems(trace)))
+
+    def fit(columns: int) -> list[Line]:
+        columns = min(columns, WIDTH)
+        return _screen(trace, problems, where, room, columns) if problems else [*_no_problems(trace, columns)]
+
+    return View(tuple(fit(WIDTH)), fit=fit)
+
+
+def _screen(trace: Trace, problems: list[Problem], where: str, room: int, columns: int) -> list[Line]:
+    """As many problems as fit, with the number of the others; the first one always."""
     counts = ", ".join(text for _, text in severity_counts(problems))
     blocks: list[Line] = [line(("problems: ", "dim"), (counts, "title"))]
     left = room - 2
     shown = 0
     for each in problems:
-        lines = list(_block(each))
+        lines = list(_block(each, columns))
         rest = 1 if shown + 1 < len(problems) else 0
         if len(lines) + rest > left:
             lines = lines[: _without_advice(lines)]
-        if len(lines) + rest > left:
+        if shown and len(lines) + rest > left:
             break
         blocks += lines
         left -= len(lines)
@@ -50,8 +63,27 @@ def last_screen(trace: Trace, where: str, room: int = SCREEN, *, noted: bool = F
         blocks.append(
             line((f"and {len(problems) - shown} more: sightline show {where} --view problems", "dim"))
         )
-    blocks += _unchecked(trace, left - 1) if left > 2 else ()
-    return View(tuple(blocks))
+    return blocks + (_unchecked(trace, left - 1, columns) if left > 2 else [])
+
+
+def first_sections(view: View, room: int) -> View:
+    """The sections of a view, which blank lines separate, as far as they fit into ``room`` lines."""
+
+    def cut_to_room(blocks: Iterable[Block]) -> list[Block]:
+        kept: list[Block] = []
+        section: list[Block] = []
+        left = room
+        for block in [*blocks, line()]:
+            if isinstance(block, Line) and not block.spans:
+                left -= sum(map(height, section))
+                if left < 0:
+                    break
+                kept += section
+                section = []
+            section.append(block)
+        return kept
+
+    return View(tuple(cut_to_room(view.blocks)), fit=lambda columns: cut_to_room(view.within(columns)))
 
 
 def next_command(trace: Trace, where: str) -> str:
@@ -76,29 +108,27 @@ def _without_note(problem: Problem) -> Problem:
     return replace(problem, detail="", why="The note above says why. Nothing after it was looked at.")
 
 
-def _no_problems(trace: Trace) -> Iterator[Line]:
-    ops = f"{len(trace.ops):,} ops"
-    yield line(("problems: ", "dim"), ("none", "title"), f" found in {ops}")
-    yield from (line((text, "dim")) for text in wrap_text(f"looked for {looked_for()}", WIDTH, "  "))
-    yield from _unchecked(trace, 6)
+def _no_problems(trace: Trace, columns: int) -> Iterator[Line]:
+    yield line(("problems: ", "dim"), ("none", "title"), f" found in {len(trace.ops):,} ops")
+    yield from (line((text, "dim")) for text in wrap_text(f"looked for {looked_for()}", columns, "  "))
+    yield from _unchecked(trace, 6, columns)
 
 
-def _unchecked(trace: Trace, room: int) -> list[Line]:
-    """What could not be checked, in at most ``room`` lines."""
-    texts = [text for each in not_looked_at(trace.index) for text in wrap_text(each, WIDTH, "  ")]
-    return [line((text, "dim"), hang=2) for text in texts[: max(room, 0)]]
+def _unchecked(trace: Trace, room: int, columns: int) -> list[Line]:
+    """What could not be checked, in at most ``room`` lines of whole sentences."""
+    lines: list[Line] = []
+    for each in not_looked_at(trace.index):
+        texts = wrap_text(each, columns, "  ")
+        if len(lines) + len(texts) <= room:
+            lines += [line((text, "dim"), hang=2) for text in texts]
+    return lines
 
 
-def _block(problem: Problem) -> Iterator[Line]:
-    """A problem: what, where, what to do."""
-    kind = f" [{problem.kind}]"
-    text = problem.title
-    if problem.detail:
-        text = f"{cut(text, 110)} — {problem.detail}"
-    titles = wrap_text(text + kind, WIDTH - MARGIN)
-    limit = _MAX_TITLE + bool(problem.detail)
-    if len(titles) > limit:
-        titles = [*titles[: limit - 1], cut(titles[limit - 1], WIDTH - MARGIN - len(kind) - 2) + "…" + kind]
+def _block(problem: Problem, columns: int) -> Iterator[Line]:
+    """A problem: what, where, what to do. Names are shortened where it is long; nothing else is."""
+    room = columns - MARGIN
+    text = f"{cut(problem.title, _MESSAGE)} — {problem.detail}" if problem.detail else problem.title
+    titles = wrap_text(shorten_names(f"{text} [{problem.kind}]", _MAX_TITLE * room), room)
     style = "warn" if problem.kind == "unmatched" else "title"
     yield line(severity_span(problem), (titles[0], style))
     yield from (indented(Span(text, style)) for text in titles[1:])
@@ -106,19 +136,37 @@ def _block(problem: Problem) -> Iterator[Line]:
     module = f" ({problem.module})" if problem.module else ""
     called = f", called at {problem.called}" if problem.called else ""
     if problem.place or problem.called:
-        where = f"at {problem.place}{module}{times}{called}"
-        yield from (indented(Span(text, "op")) for text in wrap_text(where, WIDTH - MARGIN)[:2])
+        place = shorten_names(f"at {problem.place}{module}{times}{called}", 2 * room)
+        yield from (indented(Span(text, "op")) for text in wrap_text(place, room))
     advice = f"→ {SURE[problem.confidence]}{problem.why}"
-    yield from (indented(Span(text, "dim")) for text in _advice_lines(advice))
+    yield from (indented(Span(text, "dim")) for text in _advice_lines(advice, columns))
 
 
-def _advice_lines(text: str) -> list[str]:
-    """Advice in a few lines, of whole sentences."""
-    lines = wrap_text(text, WIDTH - MARGIN, "  ")
+def shorten_names(text: str, room: int) -> str:
+    """The text with its dotted names cut to their ends, as far as ``room`` columns ask for it.
+
+    >>> shorten_names("bert.embeddings.position_embeddings.weight gets no gradient", 45)
+    '….position_embeddings.weight gets no gradient'
+    """
+    for parts in _ENDS:
+        if width(text) <= room:
+            break
+        text = _NAME.sub(partial(_name_end, parts), text)
+    return text
+
+
+def _name_end(parts: int, name: re.Match[str]) -> str:
+    kept = name[0].split(".")[-parts:]
+    return name[0] if name[0].count(".") < parts else f"….{'.'.join(kept)}"
+
+
+def _advice_lines(text: str, columns: int = WIDTH) -> list[str]:
+    """Advice in a few lines: whole sentences, and one at least."""
+    lines = wrap_text(text, columns - MARGIN, "  ")
     while len(lines) > _MAX_ADVICE and len(sentences := _SENTENCE.split(text)) > 1:
         text = " ".join(sentences[:-1]).rstrip(";")
-        lines = wrap_text(text, WIDTH - MARGIN, "  ")
-    return lines[:_MAX_ADVICE]
+        lines = wrap_text(text, columns - MARGIN, "  ")
+    return lines
 
 
 def _without_advice(lines: list[Line]) -> int:

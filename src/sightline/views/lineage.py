@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, LineageStep, lineage_of
+from sightline.analysis.running_statistics import RunningStatistics
 from sightline.analysis.value_names import find_value
 from sightline.notation import position_text, value_text
 from sightline.trace.index import Frame, Index, Value
@@ -135,6 +136,7 @@ class _LineageTable:
         self._lineage = lineage
         self._room = room
         self._index: Index = lineage.index
+        self._running = RunningStatistics(lineage.index)
         self._rows = list(self._layout())
         columns = [
             [row.first + row.value for row in self._rows],
@@ -261,7 +263,9 @@ class _LineageTable:
         shown = -1 if shared is None else shared.id
         leaves = [self._index.values[id] for id in step.leaves if id != shown]
         for kind in dict.fromkeys(leaf.kind for leaf in leaves):
-            yield list(_leaf_spans(kind, [leaf for leaf in leaves if leaf.kind == kind]))
+            chosen = [leaf for leaf in leaves if leaf.kind == kind]
+            outdated = {leaf.id for leaf in chosen if self._running.is_outdated(leaf.id, step.op)}
+            yield list(_leaf_spans(kind, chosen, outdated))
         below = {id for child in step.children for id in self._lineage.steps[child].values}
         yield self._list("↓ ", [id for id in step.sources if id not in below and id != shown])
         yield self._list("saved ", step.saved)
@@ -279,12 +283,15 @@ class _LineageTable:
         ]
 
 
-def _leaf_spans(kind: str, leaves: Sequence[Value]) -> Iterator[Span]:
-    """``parameters fc.weight f32[3, 8], fc.bias f32[3]``; with their statistics where they were taken."""
+def _leaf_spans(kind: str, leaves: Sequence[Value], outdated: set[int]) -> Iterator[Span]:
+    """``parameters fc.weight f32[3, 8], fc.bias f32[3]``; with their statistics where they were taken.
+
+    Those of running statistics that were updated since are left out.
+    """
     prefix = kind if len(leaves) == 1 else _plural(kind)
     for number, leaf in enumerate(leaves[:_MAX_NAMED]):
         text = f"{'' if number else prefix + ' '}{_value_name(leaf)} {leaf}"
-        statistics = statistics_text(leaf)
+        statistics = "updated since it was measured" if leaf.id in outdated else statistics_text(leaf)
         bad = leaf.stats is not None and not leaf.stats.finite
         style = "error" if bad else "warn" if kind in ("external", "evicted") else ""
         yield Span(f"{text} ({statistics})" if statistics else text, style)

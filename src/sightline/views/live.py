@@ -11,7 +11,7 @@ from sightline.trace.forms import Form
 from sightline.trace.live_events import LiveCallEvent, LiveOpEvent, SourceFrame
 from sightline.trace.user_frames import first_user_index
 from sightline.views.log_blocks import OK, RAISED, BlockStyle, LogModule, LogOp
-from sightline.views.rendering import Line, Printer
+from sightline.views.rendering import Line, Printer, line
 from sightline.views.source_chain import ChainWriter, entry_line, op_spans
 
 
@@ -58,6 +58,11 @@ class LiveCode:
         )
         for entry in self._writer.op(chain, event.phase, content):
             self._printer.write(entry_line(entry))
+        self._printer.flush()
+
+    def note(self, text: str) -> None:
+        """Write a remark about the run."""
+        self._printer.write(line((f"# {text}", "dim")))
         self._printer.flush()
 
 
@@ -127,6 +132,10 @@ class LiveLog:
             event = replace(event, depth=event.depth - 1)
         self._block(event.depth, self._style.op(event))
 
+    def note(self, text: str) -> None:
+        """A remark about the run, beside all modules."""
+        self._block(0, [self._style.banner(text)])
+
     def _opens(self, event: LogModule) -> bool:
         return self._inside or not event.leaf
 
@@ -157,7 +166,7 @@ class CodeWatcher:
 
     def op(self, event: LiveOpEvent) -> None:
         """Print an op of the level that is shown, under its lines."""
-        if event.level == self._level:
+        if event.level == self._level or event.flavour == "opaque":
             inputs, outputs = [str(meta) for meta in event.inputs], [str(meta) for meta in event.outputs]
             self._live.op(
                 CodeOp(
@@ -172,6 +181,10 @@ class CodeWatcher:
     def leave(self, event: LiveCallEvent) -> None:
         """Module calls show as the lines they run."""
 
+    def finish(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            self._live.note(note)
+
 
 class LogWatcher:
     """Prints a block per module call and operation: API calls where they are recorded, else aten ops."""
@@ -182,7 +195,8 @@ class LogWatcher:
 
     def op(self, event: LiveOpEvent) -> None:
         """Print an operation of the forward pass."""
-        if event.level == self._level and event.phase == "forward":
+        shown = event.level == self._level or event.flavour == "opaque"
+        if shown and event.phase == "forward":
             self._live.op(
                 LogOp(
                     event.name, event.flavour, self.caller(event), event.depth, event.form, event.inputs,
@@ -209,6 +223,10 @@ class LogWatcher:
 
     def leave(self, event: LiveCallEvent) -> None:
         self._live.exit(_module_event(event))
+
+    def finish(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            self._live.note(note)
 
 
 def _module_event(event: LiveCallEvent) -> LogModule:

@@ -18,6 +18,7 @@ from sightline.analysis.fold import Variation, sizes_text
 from sightline.analysis.select import SHOWS_ALL, Mask, ModelPart, Selection, model_part
 from sightline.errors import NothingMatched
 from sightline.trace import data as d
+from sightline.trace.not_recorded import other_threads
 from sightline.views.log_blocks import (
     OK,
     RAISED,
@@ -71,14 +72,15 @@ def log_lines(
     steps = builder.steps()
     first = next(steps, None)
     excluded = "" if part is None else part.excluded_text(builder.chosen_ops, more)
-    head = [line((f"# {excluded}", "dim"))] if excluded else []
-    if first is None and selection.filters and not head:
+    head = [line((f"# {note}", "dim")) for note in (excluded, other_threads(trace.data)) if note]
+    if first is None and selection.filters and not excluded:
         filters = ", ".join(f"{name}={value!r}" for name, value in selection.filters.items())
         raise NothingMatched(
             f"{filters} matches no module call and no op outside leaf modules of this trace."
         )
     if first is None and title is None:
-        return iter(head or (line("(no module call and no op of a forward pass was recorded)"),))
+        nothing = line("(no module call and no op of a forward pass was recorded)")
+        return iter(head if excluded else [*head, nothing])
     every: Iterator[Step] = chain([first] if first is not None else [], steps)
     if tail is not None:
         every = iter(_tail(list(every), tail))

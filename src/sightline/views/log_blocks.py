@@ -91,7 +91,7 @@ class LogOp:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """A branch of a block: ``Input: Tensor [2, 6] @ cpu``, and the statistics of that tensor."""
 
     label: str
@@ -166,7 +166,7 @@ class BlockStyle:
     def _head(self, depth: int, spans: tuple[Span, ...]) -> Line:
         return Line((Span("● "), *spans), self._inner(depth))
 
-    def _branches(self, depth: int, parts: Sequence[_Part], *, closed: bool) -> list[Line]:
+    def _branches(self, depth: int, parts: Sequence[Part], *, closed: bool) -> list[Line]:
         lead = self._inner(depth)
         last = len(parts) - 1
         column = max((part.width for part in parts if part.statistics), default=0)
@@ -178,44 +178,46 @@ class BlockStyle:
             for i, part in enumerate(parts)
         ]
 
-    def _inputs(self, event: LogModule | LogOp, *, named: bool) -> list[_Part]:
+    def _inputs(self, event: LogModule | LogOp, *, named: bool) -> list[Part]:
         labels = slot_labels("Input", event.form, len(event.inputs))
         parts = self._tensors(labels, event.inputs, event.input_statistics)
         constants = constants_text(event.form) if named else ""  # an op has them in its head
-        return [*parts, _Part("With", constants)] if constants else parts
+        return [*parts, Part("With", constants)] if constants else parts
 
-    def _tensors(self, labels: Sequence[str], metas: Tensors, statistics: StatisticsSpans) -> list[_Part]:
+    def _tensors(self, labels: Sequence[str], metas: Tensors, statistics: StatisticsSpans) -> list[Part]:
         supply = iter(statistics)
         pairs = zip(labels, metas, strict=True)
         return _merge_parts(
-            [_Part(label, self.tensor(meta), "shape", next(supply, ())) for label, meta in pairs]
+            [Part(label, self.tensor(meta), "shape", next(supply, ())) for label, meta in pairs]
         )
 
-    def _sides(self, event: LogOp, reversed_sides: bool) -> list[_Part]:
+    def _sides(self, event: LogOp, reversed_sides: bool) -> list[Part]:
         tensors = iter(self._tensors([""] * len(event.inputs), event.inputs, event.input_statistics))
         labels, parts = event.labels[1::-1] if reversed_sides else event.labels[:2], []
         for label, side in zip(labels, event.form.args, strict=True):
             tensor = next(tensors, None) if side is SLOT else None
-            parts.append(replace(tensor, label=label) if tensor else _Part(label, constant_text(side)))
+            parts.append(replace(tensor, label=label) if tensor else Part(label, constant_text(side)))
         return parts[::-1] if reversed_sides else parts
 
-    def _results(self, event: LogModule | LogOp) -> list[_Part]:
+    def _results(self, event: LogModule | LogOp) -> list[Part]:
         if event.state == RAISED:
-            return [_Part("Raised", "it ended in an exception", "error")]
+            return [Part("Raised", "it ended in an exception", "error")]
         if event.state == UNFINISHED:
-            return [_Part("Unfinished", "the recording ended inside", "warn")]
+            return [Part("Unfinished", "the recording ended inside", "warn")]
+        if not event.outputs and isinstance(event, LogOp) and event.flavour == "opaque":
+            return [Part("Output", "not known: no recorded op has used it")]
         if not event.outputs:
-            return [_Part("Output", constants_text(event.result) or "None")]
+            return [Part("Output", constants_text(event.result) or "None")]
         label = event.labels[2] if isinstance(event, LogOp) else "Output"
         labels = slot_labels(label, event.result, len(event.outputs))
         return self._tensors(labels, event.outputs, event.output_statistics)
 
 
-def _merge_parts(parts: list[_Part]) -> list[_Part]:
+def _merge_parts(parts: list[Part]) -> list[Part]:
     """The parts, with many equal ones as one: ``Input 0…63: Tensor [8] @ cpu ×64``."""
     if len(parts) < MANY_ALIKE:
         return parts
-    merged: list[_Part] = []
+    merged: list[Part] = []
     for _, group in groupby(
         parts, key=lambda part: (part.text, part.statistics, _NUMBER.sub("", part.label))
     ):
@@ -237,7 +239,7 @@ def _restore_operator(event: LogOp) -> tuple[LogOp, bool]:
     return replace(event, name=operator, flavour="operator"), True
 
 
-def _after(part: _Part, column: int) -> tuple[Span, ...]:
+def _after(part: Part, column: int) -> tuple[Span, ...]:
     """The statistics of a tensor, aligned within their block."""
     return (Span(" " * (column - part.width) + "  "), *part.statistics) if part.statistics else ()
 
@@ -301,11 +303,27 @@ def _op_head(event: LogOp, binary: bool) -> tuple[Span, ...]:
     if event.flavour == "operator" and not name.startswith("Tensor."):
         name = f"Tensor.{name}"
     arguments = "" if binary else constants_text(event.form)
-    if not binary and (arguments or event.flavour not in ("operator", "property")):
+    args = event.form.args
+    if name == "Tensor.[]" and len(args) == 2:
+        name, arguments = "Tensor", _subscript_text(args[1])
+    elif name == "Tensor.[]=" and len(args) == 3:
+        name, arguments = "Tensor", f"{_subscript_text(args[1])} = {_written(args[2])}"
+    elif not binary and (arguments or event.flavour not in ("operator", "property")):
         arguments = f"({arguments})"
     place = f" @ [{short_function(event.function)}]" if event.function else ""
     note = f" ({event.note})" if event.note else ""
     return (Span(name, "op"), Span(arguments), Span(place, "dim"), Span(note, "dim"), *_times(event.times))
+
+
+def _subscript_text(item: object) -> str:
+    """A subscript as it is written: ``[:20, :20]``."""
+    return f"[{', '.join(map(_written, item if isinstance(item, tuple) else (item,)))}]"
+
+
+def _written(item: object) -> str:
+    """An argument as it is written; a tensor by that word."""
+    form = Form((item,))
+    return form.fill(["Tensor"] * len(form.slots()))
 
 
 def _times(count: int) -> tuple[Span, ...]:

@@ -165,7 +165,7 @@ def _producer(tensor: PeakTensor) -> tuple[tuple[str, str], ...]:
 
 
 def _why(tensor: PeakTensor) -> str:
-    if tensor.use in ("parameters", "gradients", "optimizer state"):
+    if tensor.use in ("parameters", "buffers", "gradients", "optimizer state"):
         return tensor.use.removesuffix("s")
     return tensor.why if tensor.for_op is None else f"{tensor.why} {short_name(tensor.for_op)}"
 

@@ -18,13 +18,15 @@ from sightline.analysis.cost import (
     Costs,
     compiled_text,
     cost_of,
+    exclusive_times,
     is_opaque,
     leaf_ops,
     uncounted,
     uncounted_text,
 )
 from sightline.analysis.module_tree import OUTSIDE
-from sightline.analysis.problems import CUT_SHORT, Severity, find
+from sightline.analysis.nonfinite import nonfinite_reported
+from sightline.analysis.problems import CUT_SHORT, Severity, find, gaps
 from sightline.analysis.select import Mask
 from sightline.analysis.step_summaries import step_summaries
 from sightline.analysis.unmatched_globs import left_out_text, unmatched
@@ -34,6 +36,7 @@ from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.device_time import DeviceSummary, device_summary
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.index import Index
+from sightline.trace.not_recorded import other_threads
 from sightline.views.problems import severity_counts
 from sightline.views.rendering import (
     WIDTH,
@@ -69,6 +72,7 @@ _SEVERE: Final = {Severity.ERROR: "error", Severity.WARNING: "warn"}
 _MARGIN: Final = 10  #: columns for the titles of facts
 _MANY_OPS: Final = 100_000  #: in a longer run, checking for problems takes too long for a first screen
 _NOT_CALLED: Final = "none was called, as module(…), on the thread that started the recording"
+_OPAQUE: Final = 'its ops are not seen; compiled="eager" shows them'
 _COMPILED: Final = 'compiled code runs without calling any; compiled="eager" shows them'
 _VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.memory()  t.source()  t.problems()"
 
@@ -77,13 +81,14 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
     """One screen about a trace; ``more`` lists the other views, as the caller spells them."""
     data = trace.data
     costs, use = cost_of(data, trace.index.device_own), device_summary(trace.index)
-    whole = _Time.of(costs, use)
+    whole = _Time.of(data, costs, use)
     steps = step_summaries(trace.index)
     facts = [
         *_head(data),
+        *_engine(data),
         *_counts(data),
-        *(step_lines(trace.index, steps) or _repeated(trace.index)),
-        *_recorded_data(data),
+        *(step_lines(trace.index, steps) or _calls(trace.index)),
+        *_recorded_data(trace.index),
         *whole.lines(),
         *_uncounted(data, costs),
     ]
@@ -96,7 +101,9 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
         room = min(room, WIDTH)
         tables = [table(room) for table in (modules, heaviest) if table is not None]
         texts = [span.text for table in tables[:1] for row in table.rows for span in _spans(row)]
-        legend = fact_lines("key", key(texts if modules else []), _MARGIN, room)
+        meanings = key(texts if modules else [])
+        meanings += ["share: of the device time" if use else "share: of the host time"] if tables else []
+        legend = fact_lines("key", meanings, _MARGIN, room)
         every = [*([stepped] if stepped is not None else []), *tables]
         blocks = [block for table in every for block in (line(), table)]
         return [*facts, *blocks, line(), *legend, _fact("more", more)]
@@ -112,12 +119,23 @@ def _head(data: TraceData) -> Iterator[Line]:
     parts.append(f"ops={info.get('ops', 'both')}")
     if info.get("compiled") and info["compiled"] != "opaque":
         parts.append(f"compiled={info['compiled']}")
+    if info.get("engine") == "python" and not info.get("engine_reason"):
+        parts.append("engine=python")
     if info.get("last"):
         parts.append(f"last={info['last']}, after {info.get('dropped') or 0:,} more")
     duration = info.get("duration_ns") or _extent(data)
     parts.append(time_text(duration) + (", not finished" if info.get("unfinished") else ""))
     name = str(info.get("name") or "of a run")
     yield line(("trace ", "dim"), (cut(name, 60), "title"), (f"  {' · '.join(parts)}", "dim"), hang=_MARGIN)
+
+
+def _engine(data: TraceData) -> Iterator[Line]:
+    """Why the plain engine has recorded, where nobody asked for it."""
+    reason = data.info.get("engine_reason")
+    if reason:
+        changes = data.info.get("ops", "both") in ("aten", "both")
+        gradients = ", and some gradients differ in their last bits" if changes else ""
+        yield _fact("engine", "", f"python: it is slower{gradients} (docs/limits.md). {reason}")
 
 
 def _extent(data: TraceData) -> int:
@@ -135,12 +153,14 @@ def _counts(data: TraceData) -> Iterator[Line]:
             split = f" ({' · '.join(parts)})" if len(parts) > 1 else f" {parts[0].split()[0]}"
             yield _fact(f"{level} ops", f"{sum(phases):,}{split}")
     called = len(np.unique(data.calls.module))
-    calls = f", {len(data.calls):,} calls" if called else f"; {_why_none(data)}"
+    calls = f", {len(data.calls):,} call{'s' * (len(data.calls) != 1)}" if called else f"; {_why_none(data)}"
     yield _fact("modules", f"{called:,} called{calls}")
-    text = compiled_text(data)
-    if text:
-        yield _fact("compiled", text)
-    if not len(ops) and not called:
+    texts = [compiled_text(data), _OPAQUE if called and is_opaque(data).any() else ""]
+    if any(texts):
+        yield _fact("compiled", "; ".join(filter(None, texts)))
+    if elsewhere := other_threads(data):
+        yield _fact("threads", "", elsewhere)
+    elif not len(ops) and not called:
         why = "nothing of torch's ran in the block"
         if data.info.get("unfinished"):
             why = "nothing had been written when the process ended"
@@ -154,10 +174,9 @@ def _counts(data: TraceData) -> Iterator[Line]:
     yield _fact("values", text, warning + (f" · {evicted:,} evicted" if evicted else ""))
 
 
-def _repeated(index: Index) -> Iterator[Line]:
+def _calls(index: Index) -> list[Line]:
     text = repeated_calls(index)
-    if text:
-        yield _fact("calls", text)
+    return [_fact("calls", text)] if text else []
 
 
 def _why_none(data: TraceData) -> str:
@@ -169,9 +188,10 @@ def _fact(title: str, text: str, warning: str = "") -> Line:
     return line((f"{title:<{_MARGIN}}", "dim"), text, (warning, "warn"), hang=_MARGIN)
 
 
-def _recorded_data(data: TraceData) -> Iterator[Line]:
+def _recorded_data(index: Index) -> Iterator[Line]:
     """What was recorded besides the ops: statistics, checks, tensors."""
-    yield from _measured(data)
+    yield from _measured(index)
+    data = index.raw
     if data.captures or data.info.get("left_out"):
         size = sum(nbytes_of(kept.dtype, kept.shape) or 0 for kept in data.captures)
         left_out = left_out_text(data.info)
@@ -182,35 +202,47 @@ def _recorded_data(data: TraceData) -> Iterator[Line]:
 def _unmatched(data: TraceData) -> Iterator[Line]:
     """Globs that matched nothing: requested data that was never recorded."""
     for title, each in zip(chain(["asked"], repeat("")), unmatched(data), strict=False):
-        yield line((f"{title:<{_MARGIN}}", "dim"), (cut(str(each), WIDTH - _MARGIN), "warn"), hang=_MARGIN)
+        yield line((f"{title:<{_MARGIN}}", "dim"), (str(each), "warn"), hang=_MARGIN)
 
 
-def _measured(data: TraceData) -> Iterator[Line]:
+def _measured(index: Index) -> Iterator[Line]:
     """How many values were measured or checked, and how many of them are not finite."""
-    stats = data.stats
+    data = index.raw
+    stats, checks = data.stats, bool(data.info.get("check"))
     bad = []
     for (name, style), counts in zip(WRONG, (stats.nans, stats.infs), strict=True):
         if counts.any():
-            bad += [Span(" · "), Span(f"{int((counts > 0).sum()):,} with {name}", style)]
-    if bad:
-        bad.append(Span(": t.nonfinite()"))
+            bad.append(Span(f"{int((counts > 0).sum()):,} with {name}", style))
+    parts = [part for each in bad for part in (Span(" · "), each)]
+    if parts and len(data.ops) <= _MANY_OPS and not nonfinite_reported(index):
+        # Masks, and memory that was overwritten before it was read: there is nothing to look up.
+        parts = [Span(" · "), Span(f"{' and '.join(span.text for span in bad)}, as given, meant or allowed")]
+    elif parts:
+        parts.append(Span(": t.nonfinite()"))
     title, text = "stats", f"{len(stats):,} of {len(data.values):,} values measured"
-    if data.info.get("check"):
+    if checks:
         title, text = "check", f"{data.info['check']}: {int(data.info.get('checked') or 0):,} results"
-        bad = bad or ([Span(" · all finite")] if data.info.get("checked") else [])
-    if data.info.get("check") or len(stats):
-        yield line((f"{title:<{_MARGIN}}", "dim"), text, *bad, hang=_MARGIN)
+        parts = parts or ([Span(" · all finite")] if data.info.get("checked") else [])
+    if checks or len(stats):
+        yield line((f"{title:<{_MARGIN}}", "dim"), text, *parts, hang=_MARGIN)
 
 
 def _problems(trace: Trace) -> Iterator[Line]:
-    """How many problems there are, unless checking takes too long."""
-    if len(trace.ops) > _MANY_OPS:
+    """How many problems there are, or what was not looked at; of a long run, that nothing was."""
+    data, title = trace.data, (f"{'problems':<{_MARGIN}}", "dim")
+    if not len(data.ops) and not len(data.calls):
+        return
+    if len(data.ops) > _MANY_OPS:
+        yield line(title, f"not looked for in more than {_MANY_OPS:,} ops, which takes a while: t.problems()")
         return
     parts: list[Span] = []
     for severity, text in severity_counts(find(trace.index)):
         parts += [Span(", "), Span(text, _SEVERE.get(severity, ""))]
     if parts:
-        yield line((f"{'problems':<{_MARGIN}}", "dim"), *parts[1:], ": t.problems()", hang=_MARGIN)
+        yield line(title, *parts[1:], ": t.problems()", hang=_MARGIN)
+        return
+    unseen = ", ".join(each.what for each in gaps(trace.index) if each.what)
+    yield line(title, "none found" + (f"; not looked at: {unseen}" if unseen else ""), hang=_MARGIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +252,10 @@ class _Time:
     host: tuple[tuple[str, int], ...]  #: by phase
     device: tuple[tuple[str, int], ...]
     use: DeviceSummary | None
+    in_ops: int  #: of the host time; the rest ran in Python around them
 
     @classmethod
-    def of(cls, costs: Costs, use: DeviceSummary | None) -> _Time:
+    def of(cls, data: TraceData, costs: Costs, use: DeviceSummary | None) -> _Time:
         total, optimizer = costs.total, ("optimizer", costs.optimizer_time)
         host = (("forward", total.time), ("backward", total.backward_time),
                 ("recompute", total.recompute_time))  # fmt: skip
@@ -237,6 +270,7 @@ class _Time:
             tuple(part for part in host_parts if part[1]),
             tuple(part for part in device_parts if part[1]),
             use,
+            int(exclusive_times(data).sum()),
         )
 
     @property
@@ -246,9 +280,10 @@ class _Time:
 
     def lines(self) -> Iterator[Line]:
         if self.host:
-            total = time_text(sum(time for _, time in self.host))
-            text = f"{total} {_split_text(self.host)}"
-            yield _fact("host time", text if self.use else f"{text}; shares are of this")
+            spent = sum(time for _, time in self.host)
+            total, ops = time_text(spent), time_text(self.in_ops)
+            total += f", {ops} in ops" if ops != total and self.in_ops < spent else ""
+            yield _fact("host time", f"{total} {_split_text(self.host)}")
         if self.use:
             text, split = f"time {time_text(self.total)} in {self.use.ran}", _split_text(self.device)
             fits = len(f"{text} {split}") <= WIDTH - _MARGIN
@@ -295,6 +330,11 @@ def _failures(data: TraceData) -> Iterator[Line]:
     if exception:
         yield line((f"{'raised':<10}", "dim"), (cut(str(exception), 88), "error"), hang=_MARGIN)
         yield from (line((text, ""), hang=_MARGIN) for text in str(data.info.get("note") or "").splitlines())
+    contradictions = [str(text) for text in data.info.get("contradictions") or ()]
+    if contradictions:
+        more = f" (and {len(contradictions) - 1} more)" if len(contradictions) > 1 else ""
+        text = f"this recording contradicts itself: {cut(contradictions[0], 88)}{more}"
+        yield line((f"{'unsound':<10}", "dim"), (text, "error"), hang=_MARGIN)
     faults = [str(fault) for fault in data.info.get("faults") or ()]
     count = max(int(data.info.get("fault_count") or 0), len(faults))
     if count:
@@ -413,14 +453,22 @@ def _name(data: TraceData, costs: Costs, group: _Group, roots: dict[int, str]) -
         return (Span(name, "module"), Span(kind, "dim"))
     if not first.path:
         return (Span(cut(first.type, _NAME_WIDTH), "module"),)
-    name = first.path.rpartition(".")[2]
-    if len(modules) > 1:
-        name += f" … {modules[-1].path.rpartition('.')[2]}"
+    name, last = (module.path.rpartition(".")[2] for module in (first, modules[-1]))
     kind = f" ({first.type} ×{len(modules)})" if len(modules) > 1 else f" ({first.type})"
+    if name == _numbered(last) == first.type:  # one that is made anew for each call
+        kind = f" ×{len(modules)}" if len(modules) > 1 else ""
+    elif name != last:
+        name += f" … {last}"
     indent = "  " * group.depth
     name = cut(name, _NAME_WIDTH - len(indent))
     kind = cut(kind, max(1, _NAME_WIDTH - len(indent) - width(name)))
     return (Span(indent), Span(name, "module"), Span(kind, "dim"))
+
+
+def _numbered(name: str) -> str:
+    """The name of a module that belongs to no other, without its number: ``CrossEntropyLoss_2``."""
+    bare, _, number = name.rpartition("_")
+    return bare if number.isdigit() else name
 
 
 # -- lines -----------------------------------------------------------------------------------------
@@ -433,7 +481,7 @@ def _heaviest(trace: Trace, whole: _Time) -> _Table | None:
     """
     data, device = trace.data, trace.index.device_own
     leaf = leaf_ops(data)
-    times = np.where(leaf, data.ops.duration, 0)
+    times = exclusive_times(data)
     if not times.any():
         return None
     rows = []

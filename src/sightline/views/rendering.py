@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import html
 import re
 import shutil
@@ -16,44 +15,10 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import UsageError
+from sightline.text_encoding import encodable, encoding_of, for_output
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-#: The ASCII substitute of each sign in the views.
-_ASCII: Final = {
-    "─": "-", "│": "|", "┊": ":", "┌": "+", "├": "+", "└": "+", "●": "*", "⋮": ":",
-    "▁": "_", "▂": ".", "▃": "-", "▄": ":", "▅": "=", "▆": "+", "▇": "#", "█": "#",
-    "░": ":", "▒": "+", "▓": "%", "·": ".", "…": "~", "×": "x", "±": "~", "µ": "u", "²": "2", "—": "-",
-    "→": ">", "⟵": "<", "↺": "@", "↓": "v", "⬇": "v", "\ufe0f": "", "∞": "I",
-}  # fmt: skip
-
-
-@lru_cache(maxsize=16)
-def substitutes(encoding: str) -> dict[int, str]:
-    """The substitutes of the signs that an encoding lacks, for `str.translate`.
-
-    >>> "│ 0 … 1.42".translate(substitutes("ascii")), "12 µs ─".translate(substitutes("latin-1"))
-    ('| 0 ~ 1.42', '12 µs -')
-    """
-    return {ord(sign): plain for sign, plain in _ASCII.items() if not _can_encode(encoding, sign)}
-
-
-def known_encoding(encoding: str) -> str:
-    """Python's name of an encoding; ASCII for an unknown one."""
-    try:
-        return codecs.lookup(encoding).name
-    except LookupError:
-        return "ascii"
-
-
-def _can_encode(encoding: str, sign: str) -> bool:
-    try:
-        sign.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 #: Columns of a view as text; on a terminal it has the terminal's width, where that is less.
@@ -193,8 +158,9 @@ def cell_width(cell: Cell) -> int:
 class View:
     """A finished view: ``str(v)`` is plain text, ``v.print()`` goes to the terminal.
 
-    The text is 100 columns wide, so that it is the same everywhere; on a terminal it has the terminal's
-    width. ``fit`` makes the blocks for a width, where wrapping lines and cutting cells is not enough.
+    The text has only what standard output can write, so that ``print(v)`` never fails. It is 100 columns
+    wide, so that it is the same everywhere; on a terminal it has the terminal's width. ``fit`` makes the
+    blocks for a width, where wrapping lines and cutting cells is not enough.
 
     >>> print(View((line("hello"),)))
     hello
@@ -219,7 +185,7 @@ class View:
         return fit_blocks(self.blocks if self.fit is None else self.fit(room), room)
 
     def __str__(self) -> str:
-        return "\n".join(text for block in self.blocks for text in _text(block))
+        return for_output("\n".join(text for block in self.blocks for text in _text(block)))
 
     def __repr__(self) -> str:
         return str(self)
@@ -250,8 +216,7 @@ class Printer:
     def __init__(self, file: IO[str] | None = None, color: bool | None = None, encoding: str = "") -> None:
         self._out = sys.stdout if file is None else file
         self._console = _console(self._out, color)
-        self._encoding = known_encoding(encoding or getattr(self._out, "encoding", None) or "utf-8")
-        self._signs = substitutes(self._encoding)
+        self._encoding = encoding or encoding_of(self._out)
 
     @property
     def room(self) -> int | None:
@@ -277,10 +242,7 @@ class Printer:
         self._out.flush()
 
     def _encodable(self, text: str) -> str:
-        """The text in the stream's encoding: better a ``?`` than no view."""
-        if not self._signs or text.isascii():  # an encoding that has all signs has everything
-            return text
-        return text.translate(self._signs).encode(self._encoding, "replace").decode(self._encoding)
+        return encodable(text, self._encoding)
 
 
 def _is_terminal(out: IO[str]) -> bool:
@@ -337,6 +299,11 @@ def cut_end(text: str, room: int) -> str:
     '….attn.qkv'
     """
     return cut(printable(text)[::-1], room)[::-1]
+
+
+def height(block: Block) -> int:
+    """How many lines a block has."""
+    return len(_text(block))
 
 
 def _text(block: Block) -> list[str]:

@@ -22,7 +22,8 @@ ARROW: Final = " → "
 FULL, SHORT, SHORTEST, RESULT = range(4)
 #: The pattern of each short form, and its meaning.
 _KEY: Final = (
-    (re.compile(r"\+\d"), "+N: N more"),
+    (re.compile(r"\+\d+(?! other|\d)"), "+N: N more"),
+    (re.compile(r"\+\d+ other"), "+N other: N more kinds of calls, with other tensors"),
     (re.compile(r"×\d"), "×N: N times"),
     (re.compile(r"\d…\d"), "N…M: from call to call"),
     (re.compile(r"→ same"), "same: as the input"),
@@ -201,12 +202,15 @@ def _merge(kinds: list[tuple[tuple[Item, ...], tuple[Item, ...]]]) -> Exchange:
 
 
 def _size_ranges(items: list[Item]) -> Item:
-    """One item for several of the same rank: sizes that differ become a range."""
+    """One item for several of the same rank: sizes that differ become a range, and ``*`` where not all of
+    them are numbers.
+    """
     sizes = []
     for column in zip(*(item.sizes for item in items), strict=True):
         if len(set(column)) == 1:
             sizes.append(column[0])
         else:
-            values = sorted(int(size) for size in column if size != "*")
-            sizes.append("*" if "*" in column else f"{values[0]}…{values[-1]}")
+            numbers = sorted(int(size) for size in column if size.isdecimal())
+            known = len(numbers) == len(column)  # a nested tensor has "*", or a symbol: "j1"
+            sizes.append(f"{numbers[0]}…{numbers[-1]}" if known else "*")
     return replace(items[0], sizes=tuple(sizes))

@@ -14,12 +14,11 @@ import numpy as np
 
 from sightline.analysis.fold import spread
 from sightline.analysis.problems.context import ProblemContext
-from sightline.analysis.problems.training_loop_events import LoopRecord
-from sightline.analysis.step_summaries import StepSummary
+from sightline.analysis.problems.training_loop_events import LoopRecord, RateCurve
+from sightline.analysis.step_summaries import StepSummary, backward_ops
 from sightline.analysis.value_names import root_names
 from sightline.notation import bytes_text, number_text, time_text
-from sightline.patterns import bare_name
-from sightline.trace.data import LEVELS, StepInfo
+from sightline.trace.data import I64, NO_GRAD, PHASES, StepInfo
 from sightline.trace.index import Index
 from sightline.views.rendering import Cell, Column, Grid, Line, Span, grid, line
 
@@ -27,25 +26,89 @@ _MAX_ROWS: Final = 6  #: of the table, where all steps are alike
 _MAX_ODD: Final = 4  #: further rows, for steps that differ
 _SLOW: Final = 3  #: times the median
 _MARGIN: Final = 10
+_MAX_OUTSIDE: Final = 4  #: modules that were called outside of the steps
+_MAX_MOMENTS: Final = 3
+_MAX_CURVES: Final = 3  #: of the rates of different parameter groups
+_MAX_TURNS: Final = 4  #: of one curve that are shown
 
 
 def step_lines(index: Index, steps: Sequence[StepSummary]) -> list[Line]:
     """How many steps there are, how long one takes, and what it does; empty without steps."""
     if not steps:
         return []
-    times = [step.info.duration for step in steps]
+    times, excerpt = [step.info.duration for step in steps], index.raw.info.get("excerpt")
     many = f"{len(steps):,}, {time_text(int(np.median(times)))} at the median"
-    text = many if len(steps) > 1 else "; ".join([f"1, {time_text(times[0])}", *_details(steps[0])])
-    texts = {
-        "steps": f"{text}; step={steps[-1].number} shows one",
-        "one step": step_content(index, [step.info for step in steps]),
-    }
+    one = "; ".join([time_text(times[0]), *_details(steps[0])])
+    texts = {"steps": f"{many if len(steps) > 1 else f'1, {one}'}; step={steps[-1].number} shows one"}
+    if excerpt and len(steps) == 1:  # this is the screen that shows one
+        texts = {"step": f"{_step_name(steps[0])}, {one}"}
+    texts["one step"] = step_content(index, [step.info for step in steps])
+    texts["loss"] = _losses_note(index, steps)
+    texts["outside"] = _outside_steps(index, steps)
     return [line((f"{title:<{_MARGIN}}", "dim"), text, hang=_MARGIN) for title, text in texts.items() if text]
 
 
 def _details(step: StepSummary) -> list[str]:
     loss = _losses_text(step)
     return ([f"loss {loss}"] if loss else []) + (["skipped by the scaler"] if step.skipped else [])
+
+
+def _losses_note(index: Index, steps: Sequence[StepSummary]) -> str:
+    """Whose loss the losses are, where a step has several; empty where each has one."""
+    every = [passes for step in steps for passes in step.passes]
+    lines = {passes.frame: passes for passes in every}
+    counts = Counter((passes.count, passes.known) for passes in every)
+    places = ProblemContext(index).place
+    names = [places(frame).partition(" in ")[0].rpartition("/")[2] for frame in lines]
+    several = len({tuple(passes.frame for passes in step.passes) for step in steps}) == 1 and len(names) > 1
+    parts = [f"of the backward passes at {', '.join(names)}"] if several and all(names) else []
+    (count, known), _ = counts.most_common(1)[0] if counts else ((1, 1), 0)
+    if count > 1:
+        which = "the range over the" if known == count else f"known of {known:,} of the"
+        parts.append(f"{which} {count:,} backward passes of a step")
+    usual = next((each for each in every if (each.count, each.known) == (count, known)), None)
+    if usual is not None and count > 1 and len(names) == 1:
+        before, after = usual.divided_before, usual.divided_after
+        parts += [f"which the program had divided by {number_text(before)}"] if before != 1 else []
+        parts += [f"which the program then divides by {number_text(after)}"] if after != 1 else []
+        parts += [f"and their sum{' after that' * (after != 1)}"] if count == known else []
+    return ", ".join(parts)
+
+
+def _outside_steps(index: Index, steps: Sequence[StepSummary]) -> str:
+    """The modules that were called outside of all steps: an evaluation, a sampling loop."""
+    calls, names = index.raw.calls, root_names(index)
+    firsts, ends = (
+        np.array([getattr(step.info, end) for step in steps]) for end in ("first_call", "end_call")
+    )
+    roots = np.flatnonzero(calls.parent < 0)
+    after = np.searchsorted(firsts, roots, side="right")  # how many steps had begun
+    inside = (after > 0) & (roots < ends[np.maximum(after - 1, 0)])
+    groups: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+    for call, at in zip(roots[~inside].tolist(), after[~inside].tolist(), strict=True):
+        key = (int(calls.module[call]), bool(calls.flags[call] & NO_GRAD))
+        groups.setdefault(key, []).append((call, at))
+    texts = []
+    for (module, without), members in groups.items():
+        times = calls.duration[[call for call, _ in members]]
+        name = _times(names.get(module) or index.raw.modules[module].label, len(members))
+        duration = time_text(int(np.median(times))) + " at the median" * (len(times) > 1)
+        where = _moments_text(sorted({at for _, at in members}), steps)
+        texts.append(f"{name}{' without gradients' * without}, {where}; {duration}")
+    more = len(texts) - _MAX_OUTSIDE
+    texts = [*texts[:_MAX_OUTSIDE], f"{more} more modules"] if more > 0 else texts
+    return f"the steps: {'; '.join(texts)}" if texts else ""
+
+
+def _moments_text(begun: Sequence[int], steps: Sequence[StepSummary]) -> str:
+    """When something ran, by how many steps had begun: ``before the first step, after step 4, 9``."""
+    texts = ["before the first step"] if begun[0] == 0 else []
+    after = [_step_name(steps[at - 1]) for at in begun if at]
+    if len(after) > _MAX_MOMENTS:
+        texts.append(f"after {len(after):,} of the steps, the last of them step {after[-1]}")
+    elif after:
+        texts.append(f"after step {', '.join(after)}")
+    return ", ".join(texts)
 
 
 def step_table(steps: Sequence[StepSummary]) -> Grid | None:
@@ -69,9 +132,8 @@ def step_table(steps: Sequence[StepSummary]) -> Grid | None:
 
 
 def _row(step: StepSummary, note: str, columns: Sequence[Column]) -> list[Cell | str]:
-    plain = step.info.name == f"step{step.number}"
     cells: dict[str, Cell | str] = {
-        "step": str(step.number) if plain else step.info.name,
+        "step": _step_name(step),
         "time": Span(time_text(step.info.duration), "number"),
         "loss": Span(_losses_text(step), "error" if _has_bad_loss(step) else "number"),
         "gradient norm": "" if step.norm is None else Span(number_text(step.norm), "number"),
@@ -81,9 +143,31 @@ def _row(step: StepSummary, note: str, columns: Sequence[Column]) -> list[Cell |
     return [cells[column.title] for column in columns]
 
 
+def _step_name(step: StepSummary) -> str:
+    """The number of a step; the name that the program gave it, if that is another."""
+    return str(step.number) if step.info.name == f"step{step.number}" else step.info.name
+
+
 def _losses_text(step: StepSummary) -> str:
-    """The losses of a step: a range for each line that computes one, ``0.71…0.65``."""
-    return ", ".join(spread(losses, number_text) for losses in step.losses)
+    """The losses of a step: a range for each line that computes one, ``0.71…0.65``, and their sum."""
+    texts = [_range_text(losses) for losses in step.losses]
+    for at, passes in enumerate(step.passes):
+        whole = sum(step.losses[at])
+        if passes.adds_up and passes.count == passes.known > 1 and math.isfinite(whole):
+            texts[at] += f", sum {number_text(whole / passes.divided_after)}"
+    return "; ".join(texts) if len(texts) > 1 and any(", " in text for text in texts) else ", ".join(texts)
+
+
+def _range_text(losses: Sequence[float]) -> str:
+    """The losses of one line as a range; those that are no number are named beside it.
+
+    >>> _range_text([0.5, 0.25]), _range_text([math.nan]), _range_text([0.5, math.nan])
+    ('0.5…0.25', 'nan', '0.5 and nan')
+    """
+    numbers = [loss for loss in losses if not math.isnan(loss)]
+    ends = list(dict.fromkeys(spread(numbers, number_text).split("…"))) if numbers else []
+    parts = ["…".join(ends)] * bool(ends) + ["nan"] * (len(numbers) < len(losses))
+    return " and ".join(parts)
 
 
 def _has_bad_loss(step: StepSummary) -> bool:
@@ -121,7 +205,7 @@ def _chosen_steps(steps: Sequence[StepSummary], notes: Sequence[str]) -> list[in
     return [at for at in range(count) if at in shown or {at - 1, at + 1} <= shown]  # no gap for a single step
 
 
-_API = LEVELS.index("api")
+_FORWARD: Final = PHASES.index("forward")
 _MAX_MODULES = 6
 
 
@@ -131,7 +215,7 @@ def step_content(index: Index, steps: Sequence[StepInfo]) -> str:
     Empty where steps call no module.
     """
     names = root_names(index)
-    backwards = [id for id, name in enumerate(index.raw.names) if bare_name(name, "api") == "backward"]
+    backwards = backward_ops(index.raw)
     called = Counter(_called(index, step, names, backwards) for step in steps)
     if not called:
         return ""
@@ -147,7 +231,7 @@ def step_content(index: Index, steps: Sequence[StepInfo]) -> str:
 def repeated_calls(index: Index) -> str:
     """The modules that were called several times, where nothing was trained: ``Llama ×50, 37 ms each``."""
     data, names, texts = index.raw, root_names(index), []
-    roots = np.flatnonzero(data.calls.parent < 0)
+    roots = np.flatnonzero((data.calls.parent < 0) & (data.calls.phase == _FORWARD))
     for module in dict.fromkeys(data.calls.module[roots].tolist()):
         calls = roots[data.calls.module[roots] == module]
         times = data.calls.duration[calls]
@@ -167,28 +251,51 @@ def _input(index: Index, call: int) -> str:
 
 
 def _called(
-    index: Index, step: StepInfo, names: dict[int, str], backwards: Sequence[int]
+    index: Index, step: StepInfo, names: dict[int, str], backwards: I64
 ) -> tuple[tuple[tuple[str, int], ...], int]:
     """The modules that a step calls, with how often, in the order of their first call; backward passes."""
     data = index.raw
     calls = np.arange(max(step.first_call, 0), min(step.end_call, len(data.calls)))
-    outermost = data.calls.module[calls[data.calls.parent[calls] < 0]].tolist()
+    own = (data.calls.parent[calls] < 0) & (data.calls.phase[calls] == _FORWARD)  # not what is computed again
+    outermost = data.calls.module[calls[own]].tolist()
     counts = Counter(names.get(module) or data.modules[module].label for module in outermost)
-    ops = slice(max(step.first_op, 0), step.end_op)
-    backward = (data.ops.level[ops] == _API) & np.isin(data.ops.name[ops], backwards)
+    backward = (backwards >= step.first_op) & (backwards < step.end_op)
     return tuple(counts.items()), int(backward.sum())
 
 
 def _optimizers(index: Index) -> list[str]:
-    """The optimizers that stepped, each with its learning rate in the first and the last step."""
+    """The optimizers that stepped, each with its learning rates over all of its steps."""
     loop = LoopRecord(ProblemContext(index))
     texts: Counter[str] = Counter()
     for number, optimizer in enumerate(loop.optimizers):
-        rates = [step.highest for step in loop.steps_of(number) if step.highest is not None]
-        ends = [number_text(rate) for rate in (rates[0], rates[-1])] if rates else []
-        rate = f" (lr {' → '.join(dict.fromkeys(ends))})" if ends else ""
-        texts[f"{optimizer.type}{rate}"] += 1
+        rates = rates_text(loop.rates_of(number))
+        texts[f"{optimizer.type}{f' ({rates})' if rates else ''}"] += 1
     return [", ".join(_times(text, count) for text, count in texts.items())] if texts else []
+
+
+def rates_text(groups: Sequence[RateCurve]) -> str:
+    """The learning rates of the parameter groups of an optimizer.
+
+    >>> rates_text([RateCurve((0.0, 1e-3, 3e-5))]), rates_text([RateCurve((0.1,)), RateCurve((0.01,))])
+    ('lr 0 → 0.001 → 3e-05', 'lr 0.1 and 0.01')
+    """
+    curves = list(dict.fromkeys(groups))
+    texts = list(dict.fromkeys(map(_rate_text, curves)))
+    if not texts:
+        return ""
+    if len(texts) <= _MAX_CURVES:
+        return f"lr {' and '.join(texts)}"
+    lowest, highest = (_rate_text(end(curves, key=lambda curve: max(curve.points))) for end in (min, max))
+    return f"lr of {len(groups)} groups: {lowest} in the lowest, {highest} in the highest"
+
+
+def _rate_text(curve: RateCurve) -> str:
+    """``0 → 0.001 → 3e-05``; of a rate that goes up and down for long, the beginning and the end."""
+    points = [number_text(rate) for rate in curve.points]
+    turns = len(points) + curve.more - 2
+    if turns >= _MAX_TURNS:
+        points = [*points[:_MAX_TURNS], f"… {turns - _MAX_TURNS + 1} more turns", points[-1]]
+    return " → ".join(points)
 
 
 def _times(text: str, count: int) -> str:

@@ -10,6 +10,7 @@ taken, one column has mean and deviation of the module's outputs, and one the Na
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -201,7 +202,7 @@ class _Table:
         lead = Span(row.prefix, "dim")
         if row.own:
             mark = "· outside: " if scope.module == OUTSIDE else "· "
-            names = ops_text(self._own_ops.get(row.scopes[0]), room - len(row.prefix) - len(mark))
+            names = ops_text(self._ops(row), room - len(row.prefix) - len(mark))
             return (lead, Span(mark), Span(names, "op"))
         info = self._data.modules[scope.module]
         if not info.path:
@@ -215,6 +216,12 @@ class _Table:
         shared = f" shared: {', '.join(others)}" if others else ""
         kind = f" ({info.type})" if whole else ""
         return (lead, Span(name, "module"), Span(kind, "dim"), Span(shared if whole else "", "warn"))
+
+    def _ops(self, row: _Row) -> OwnOps | None:
+        """The own ops of all scopes of a row, which is what its other numbers count too."""
+        every = [own for scope in row.scopes if (own := self._own_ops.get(scope)) is not None]
+        counts = sum((Counter(own.counts) for own in every), Counter[str]())
+        return OwnOps(every[0].first, dict(counts)) if every else None
 
     def _is_first_of_several(self, row: _Row) -> bool:
         """Whether the scopes of a row are neighbours, not the same part of several neighbours."""

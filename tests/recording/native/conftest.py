@@ -13,6 +13,7 @@ from sightline.recording.native import builder as compilation
 from sightline.recording.native import compiler as toolchain
 from sightline.recording.native import engine as build
 from sightline.recording.native.builder import NAME
+from sightline.recording.native.trusted_files import CACHE
 from tests.recording.native.stand_in import FakeCompiler, builder, write_sources
 
 
@@ -21,8 +22,9 @@ def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No test sees the user's cache or choices, nor what another test has loaded."""
     for name in ("CXX", "XDG_CACHE_HOME", build.ENGINE, toolchain.SANITIZE, "STAND_IN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(compilation.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setattr(build, "_outcome", None)
+    monkeypatch.setattr(build, "_has_warned", False)
     monkeypatch.setitem(sys.modules, NAME, ModuleType(NAME))  # restores what was there
 
 

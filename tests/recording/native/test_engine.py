@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from sightline.cli import main
 from sightline.errors import UsageError
-from sightline.recording.native import builder as compilation
 from sightline.recording.native import engine as build
 from sightline.recording.native.builder import NAME
+from sightline.recording.native.trusted_files import CACHE
 from tests.recording.native.stand_in import FakeCompiler, builder, sentence
 
 pytestmark = pytest.mark.usefixtures("own_environment")
@@ -81,7 +81,7 @@ class TestStatus:
         before = build.status()
         assert (before.engine, before.path, fake.calls) == ("native", None, 0)
         assert before.reason == (
-            "It is built when it is first used, in about 15 s; `sightline engine --build` builds it now."
+            "It is built when it is first used, in 15 to 60 s; `sightline engine --build` builds it now."
         )
         after = build.status(build=True)
         assert after.engine == "native"
@@ -128,7 +128,7 @@ class TestStatus:
             raise RuntimeError("Could not determine home directory.")
 
         monkeypatch.setattr(Path, "home", no_home)
-        monkeypatch.delenv(compilation.CACHE)
+        monkeypatch.delenv(CACHE)
         monkeypatch.setenv("CXX", "no-such-compiler")
         found = build.status()
         assert (found.engine, found.compiler, found.cache) == ("python", None, None)
@@ -147,7 +147,7 @@ class TestTheCommand:
         assert result.exit_code == 0
         assert result.output == (
             "engine    native\n"
-            "why       It is built when it is first used, in about 15 s; `sightline engine --build` builds "
+            "why       It is built when it is first used, in 15 to 60 s; `sightline engine --build` builds "
             "it now.\n"
             f"torch     {torch.__version__}\n"
             f"python    {sys.version.split()[0]}\n"

@@ -302,9 +302,10 @@ def test_one_that_begins_after_we_looked_is_not_written_over(
 def test_a_block_that_goes_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    with sl.trace(torch.nn.ReLU(), path="run.sight", capture=True) as t:
+    model = torch.nn.ReLU()
+    with sl.trace(model, path="run.sight", capture=True) as t:
         os.chdir("elsewhere")
-        torch.nn.ReLU()(torch.ones(2))
+        model(torch.ones(2))
     assert t.tensors["ReLU"][0].numpy().tolist() == [1, 1]
     assert len(sl.load(tmp_path / "run.sight").tensors) == 1
     assert os.listdir(tmp_path / "elsewhere") == []

@@ -115,7 +115,8 @@ def test_the_last_ops_are_a_valid_recording(run: str, count: int) -> None:
     model, work = made()
     tables, batches = recorded(work, seed=3, chance=0.05, model=model, **asked)
     whole, _ = assemble(tables, [([merge_batches(batches)], True)], LateRows())
-    batch, dropped = keep_last(merge_batches(batches), count)
+    batch, dropped = keep_last(merge_batches(batches), count, tables.operations)
+    tables.sequences = dropped.sequences
     data, _ = assemble(tables, [([batch], True)], LateRows(), sparse=True)
     validate(data)
     rows, kept = (whole.ops, data.ops) if len(whole.ops) else (whole.calls, data.calls)

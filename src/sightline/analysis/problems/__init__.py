@@ -5,6 +5,7 @@ A check stays silent where it cannot be sure: missing a problem is better than a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from sightline.analysis.problems import (
@@ -17,14 +18,18 @@ from sightline.analysis.problems import (
     losses,
     nonfinite,
     precision,
+    program_warnings,
     recomputation,
     run_modes,
+    training_curves,
     training_loop,
     weights,
 )
 from sightline.analysis.problems.context import BACKWARD, ProblemContext
 from sightline.analysis.problems.problem import FIRST, Check, Confidence, Problem, Severity, merge_findings
 from sightline.analysis.problems.training_loop_events import LoopRecord
+from sightline.trace.data import FLAVOURS
+from sightline.trace.data import KINDS as VALUE_KINDS
 from sightline.trace.index import Index
 
 #: Every check; of two problems that are equally serious, the one of the earlier check is listed first.
@@ -41,6 +46,11 @@ CHECKS: Final[tuple[Check, ...]] = (
     weights.unregistered_module,
     weights.uninitialised,
     training_loop.clipped_after_step,
+    training_curves.loss_not_finite,
+    training_curves.loss_grows,
+    training_curves.gradients_of_zero,
+    training_curves.norm_grows,
+    training_curves.learning_rate_vanishes,
     broadcasts.broadcast_in_a_loss,
     broadcasts.rows_against_columns,
     devices.mixed_devices,
@@ -72,6 +82,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     devices.copied_in_loop,
     recomputation.computed_again,
     failed_runs.matched_nothing,
+    program_warnings.warned,
+    program_warnings.deprecated,
 )
 KINDS: Final = tuple(dict.fromkeys(check.kind for check in CHECKS))
 #: Shown for a recording whose process was killed.
@@ -81,29 +93,69 @@ CUT_SHORT: Final = "the process ended before the recording did: what it did last
 def find(index: Index) -> list[Problem]:
     """Everything that looks wrong, the most serious first, then in the order of the run."""
     context = ProblemContext(index)
-    return merge_findings(context, ((check, finding) for check in CHECKS for finding in check.find(context)))
+    findings = ((check, finding) for check in CHECKS for finding in check.find(context))
+    return program_warnings.unexplained(merge_findings(context, findings))
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that no check could look at."""
+
+    what: str  #: in a few words, to end a sentence; empty where there was nothing to look at
+    text: str  #: a sentence, with the option that would record it
+
+
+def gaps(index: Index) -> list[Gap]:
+    """What this recording holds too little to check."""
+    context = ProblemContext(index)
+    data = context.data
+    found = [Gap("what ran last", CUT_SHORT)] if data.info.get("unfinished") else []
+    if not len(data.ops) and not len(data.calls):
+        return [*found, Gap("", "nothing was recorded, so nothing was looked at")]
+    if not context.aten.any():
+        found.append(
+            Gap("aten ops", 'aten ops were not recorded: ops="both" finds most of what there is to find')
+        )
+    elif not (data.ops.phase == BACKWARD).any():
+        found.append(Gap("", "no backward pass ran: with one, parameters without a gradient are found"))
+    elif not context.complete:
+        text = "parts of the run are not known: parameters without a gradient were not looked for"
+        found.append(Gap("parameters without a gradient", text))
+    opaque = int((data.ops.flavour == FLAVOURS.index("opaque")).sum())
+    if opaque:
+        text = f'{opaque:,} calls of compiled code were not looked into: compiled="eager" shows their ops'
+        found.append(Gap("compiled code", text))
+    external = int((data.values.kind == VALUE_KINDS.index("external")).sum())
+    if external:
+        text = (
+            f"{external:,} tensors came from code that was not recorded, such as another thread: what made "
+            "them was not looked at"
+        )
+        found.append(Gap("other threads", text))
+    if not len(data.stats) and "stats" not in (data.info.get("asked") or ()):
+        text = (
+            "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that "
+            "leave out everything, targets out of range, results that differ"
+        )
+        found.append(Gap("the numbers in tensors (no statistics)", text))
+    elif _has_unmeasured_integers(context):
+        text = "integers and masks that ops return were not measured, only those that modules were given"
+        found.append(Gap("the values of integers", text))
+    if context.aten.any() and not context.derived(LoopRecord).optimizers:
+        found.append(Gap("", "no optimizer stepped: with steps, mistakes of the training loop are found"))
+    return found
+
+
+def _has_unmeasured_integers(context: ProblemContext) -> bool:
+    """Whether ops returned integers or masks whose values are not known."""
+    integers = context.of_meta(lambda meta: meta.dtype.startswith(("int", "uint", "bool")))
+    integers[context.data.stats.value] = False
+    return bool((integers & (context.data.values.producer >= 0)).any())
 
 
 def not_looked_at(index: Index) -> list[str]:
     """What this recording holds too little to check, each with the option that would record it."""
-    context = ProblemContext(index)
-    notes = [CUT_SHORT] if context.data.info.get("unfinished") else []
-    if not len(context.data.ops) and not len(context.data.calls):
-        return [*notes, "nothing was recorded, so nothing was looked at"]
-    if not context.aten.any():
-        notes.append('aten ops were not recorded: ops="both" finds most of what there is to find')
-    elif not (context.data.ops.phase == BACKWARD).any():
-        notes.append("no backward pass ran: with one, parameters without a gradient are found")
-    elif not context.complete:
-        notes.append("parts of the run are not known: parameters without a gradient were not looked for")
-    if not len(context.data.stats) and "stats" not in (context.data.info.get("asked") or ()):
-        notes.append(
-            "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that "
-            "leave out everything, targets out of range, results that differ"
-        )
-    if context.aten.any() and not context.derived(LoopRecord).steps:
-        notes.append("no optimizer stepped: with steps, mistakes of the training loop are found")
-    return notes
+    return [gap.text for gap in gaps(index)]
 
 
 def looked_for() -> str:
@@ -124,6 +176,7 @@ __all__ = [
     "Problem",
     "Severity",
     "find",
+    "gaps",
     "looked_for",
     "not_looked_at",
 ]

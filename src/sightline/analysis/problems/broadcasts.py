@@ -9,7 +9,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, RANDOM, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
-from sightline.trace.data import KINDS, TensorMeta
+from sightline.trace.data import KINDS, REQUIRES_GRAD, TensorMeta
 from sightline.trace.file_owners import torch_file
 
 _ARITHMETIC: Final = frozenset("add sub mul div rsub".split())
@@ -24,6 +24,16 @@ _ELEMENTWISE: Final = frozenset(
 )
 _MAX_OPS: Final = 12  #: how many ops a value is followed back for
 _LOSSES: Final = frozenset("mse_loss smooth_l1_loss huber_loss".split())
+#: Those that torch writes in Python, from other ops.
+_PYTHON_LOSSES: Final = frozenset({"l1_loss", "gaussian_nll_loss", "poisson_nll_loss"})
+#: Ops that choose a part of a tensor, with as many dimensions.
+_PARTS: Final = frozenset("slice narrow split split_with_sizes chunk gather index_select".split())
+_CHOICES: Final = _PARTS | frozenset({"select"})
+#: Ops after which a tensor holds the same numbers.
+_VIEWS: Final = frozenset("view reshape _unsafe_view _reshape_alias".split())
+_RESHAPES: Final = _VIEWS | frozenset(
+    "unsqueeze squeeze expand t transpose permute detach alias clone _to_copy flatten".split()
+)
 #: Ops between a difference and the loss computed from it.
 _TOWARDS_LOSS: Final = (
     _ARITHMETIC | _LOSSES | frozenset("pow abs neg exp log log1p sqrt square mean sum".split())
@@ -176,14 +186,21 @@ def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
     """``[B, 1]`` meets ``[B]``, gives ``[B, B]``, and that is reduced to one number.
 
     In outer products and pairwise distances the column is made by ``None``, ``unsqueeze``, ``view`` or
-    ``keepdim``, and the matrix is used as one. Here the column comes straight from a layer or the data, and
-    the matrix is only averaged.
+    ``keepdim``, and the matrix is used as one. Here the column comes straight from a layer or the data, or
+    is what a model predicts and the row is what it should be, and the matrix is only averaged. torch's own
+    losses never mean such a matrix.
     """
     for op in _unequal_ranks(context):
         pair = [_before_expand(context, op, value) for value in context.inputs(op)[:2]]
         column, row = sorted(pair, key=lambda value: -len(context.meta(value).shape))
         broadcast = _broadcast_shape(context.meta(column).shape, context.meta(row).shape)
-        if broadcast is None or not _is_plain_column(context, column) or not _becomes_loss(context, op):
+        if broadcast is None or not _becomes_loss(context, op):
+            continue
+        if not (
+            _in_loss_function(context, op)
+            or (_is_plain_column(context, column) and not _are_parts_of_one(context, column, row))
+            or _is_prediction_of(context, op, column, row)
+        ):
             continue
         operands = " and ".join(str(context.meta(value)) for value in pair)
         why = (
@@ -254,21 +271,69 @@ def _in_torch(context: ProblemContext, frame: int) -> bool:
     return frame >= 0 and torch_file(context.data.codes[int(context.data.frames.code[frame])].file)
 
 
+def _in_loss_function(context: ProblemContext, op: int) -> bool:
+    """Whether an op is one of torch's losses of two tensors, or computes its difference."""
+    if context.name(op) in _LOSSES or context.written(op).rpartition(".")[2] in _LOSSES | _PYTHON_LOSSES:
+        return True
+    data, frame = context.data, int(context.data.ops.frame[op])
+    code = data.codes[int(data.frames.code[frame])] if frame >= 0 else None
+    return code is not None and torch_file(code.file) and code.function in _LOSSES | _PYTHON_LOSSES
+
+
 def _is_plain_column(context: ProblemContext, value: int) -> bool:
     """Whether a tensor has its size 1 from a layer or from the data, not from a reshape."""
     for _ in range(_MAX_LOSS_OPS):
         producer, shape = context.producer(value), context.meta(value).shape
         if producer < 0:
             return context.kind(value) == "input"
-        if context.name(producer) in MATMULS | RANDOM:
+        name = context.name(producer)
+        if name in MATMULS | RANDOM:
             return True
         sources = context.inputs(producer)
         same = [source for source in sources if context.meta(source).shape == shape]
-        flattened = [source for source in sources[:1] if _flattens(context.meta(source).shape, shape)]
-        if not same and not flattened:
+        kept = [
+            source
+            for source in sources[:1]
+            if _flattens(context.meta(source).shape, shape)
+            or (name in _PARTS and len(context.meta(source).shape) == len(shape))
+        ]
+        if name in _PARTS and kept:  # a column of several: x[:, :1], or the chosen one of each row
+            return True
+        if not same and not kept:
             return False
-        value = (same or flattened)[0]
+        value = (same or kept)[0]
     return False
+
+
+def _are_parts_of_one(context: ProblemContext, column: int, row: int) -> bool:
+    """Whether two tensors are parts of one: ``x[:, :1] - x[:, 0]`` is a distance of all pairs."""
+    (start, ops), (end, _) = (_reshaped_from(context, value) for value in (column, row))
+    return start == end and not ops.isdisjoint(_CHOICES)
+
+
+def _is_prediction_of(context: ProblemContext, op: int, column: int, row: int) -> bool:
+    """Whether a difference compares what is trained with what is not, and a view made the column.
+
+    A column by ``None`` or ``unsqueeze`` is meant: the energy distance of two samples has one.
+    """
+    flags = context.data.values.flags
+    trained = [bool(flags[value] & REQUIRES_GRAD) for value in (column, row)]
+    if context.name(op) not in ("sub", "rsub") or trained[0] == trained[1]:
+        return False
+    (start, ops), (end, _) = (_reshaped_from(context, value) for value in (column, row))
+    return start != end and bool(ops & _VIEWS) and "unsqueeze" not in ops
+
+
+def _reshaped_from(context: ProblemContext, value: int) -> tuple[int, set[str]]:
+    """The tensor that a value has its numbers from, and the ops that chose and reshaped them."""
+    ops: set[str] = set()
+    for _ in range(_MAX_LOSS_OPS):
+        producer = context.producer(value)
+        if producer < 0 or context.name(producer) not in _RESHAPES | _CHOICES:
+            break
+        ops.add(context.name(producer))
+        value = context.inputs(producer)[0]
+    return value, ops
 
 
 def _flattens(before: Shape, after: Shape) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from sightline.analysis.problems.context import RANDOM, ProblemContext
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.run_modes import RunModes, call_outputs
+from sightline.analysis.running_statistics import RunningStatistics
 from sightline.trace.data import EVALUATION
 from sightline.trace.op_groups import ALLOCATIONS
 
@@ -19,6 +20,12 @@ _LEAST: Final = 1e-5  #: relative difference of statistics; rounding alone is sm
 _NOISE: Final = frozenset("rand randn rand_like randn_like normal normal_ uniform uniform_".split())
 _PRODUCTS: Final = frozenset("mul mul_ addcmul addcmul_ div".split())
 _WEIGHTS: Final = ("parameter", "buffer", "state")
+
+
+_EQUAL: Final = "Equal inputs and weights should give equal results."
+_DETERMINISTIC: Final = (
+    "torch.use_deterministic_algorithms(True) takes ops that give them, or names one that cannot."
+)
 
 
 class Difference(NamedTuple):
@@ -33,8 +40,7 @@ class Difference(NamedTuple):
 @check(
     "not-deterministic",
     Severity.WARNING,
-    "In evaluation, equal inputs and weights should give equal results. Draw noise only if self.training; "
-    "torch.use_deterministic_algorithms(True) is for ops.",
+    _EQUAL,
     Confidence.LIKELY,
 )
 def not_deterministic(context: ProblemContext) -> Iterator[Finding]:
@@ -55,9 +61,11 @@ def not_deterministic(context: ProblemContext) -> Iterator[Finding]:
                     continue
                 what = "reads numbers that are made anew" if found.outside else "draws new random numbers"
                 title = f"{name} {what}: two calls on the same inputs differ, in evaluation mode"
+                why = f"{_EQUAL} Draw noise only if self.training."
             else:
                 title = f"{name} gives other numbers in a second call, on the same inputs"
-            yield context.finding(title, found.op, found.value)
+                why = f"{_EQUAL} {_DETERMINISTIC}"
+            yield context.finding(title, found.op, found.value, why)
 
 
 def _same_inputs(context: ProblemContext, tops: list[int]) -> dict[tuple[int, ...], list[int]]:
@@ -86,11 +94,14 @@ def _first_difference(context: ProblemContext, first: int, second: int) -> Diffe
     """The first op of the second call with equal inputs and another result; None where all are equal."""
     one, other = (_ops_of(context, call) for call in (first, second))
     ops, skipped = context.data.ops, context.named(ALLOCATIONS)
+    updates = RunningStatistics(context.index).updates
     same: dict[int, int] = {}  # values of the second call, by their counterparts in the first
     for a, b in zip(one, other, strict=False):
         if ops.name[a] != ops.name[b] or ops.form[a] != ops.form[b]:
             return None
         pairs = list(zip(context.inputs(a), context.inputs(b), strict=False))
+        if any(a <= update < b for _, right in pairs for update in updates.get(right, ())):
+            return None  # running statistics, which the model keeps
         for left, right in pairs:
             if same.get(right, right) == left:
                 continue

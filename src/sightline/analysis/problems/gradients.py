@@ -64,17 +64,22 @@ def no_gradient(context: ProblemContext) -> Iterator[Finding]:
         last, passes_none = training.branch_end(members[0])
         end = f": {_end_text(context, last, passes_none)}" if last >= 0 else ""
         finding = _finding(context, module, members, f"used but got no gradient{end}", frame, op)
-        stays, it = ("It stays as it was", "it") if len(members) == 1 else ("They stay as they were", "they")
-        repair = _repair(context, last) if passes_none else _USE.format(it)
+        one = len(members) == 1
+        stays = "It stays as it was" if one else "They stay as they were"
+        repair = (
+            _repair(context, last) if passes_none else _USE.format("it computes" if one else "they compute")
+        )
         yield replace(finding, why=f"{stays} initialised. {repair}")
 
 
 def _end_text(context: ProblemContext, op: int, passes_none: bool) -> str:
     """Why no gradient comes back through an op."""
     what, line = context.written(op), context.line(op)
-    return (
-        f"{what} at {line} passes none back" if passes_none else f"the result of {what} at {line} is unused"
-    )
+    if passes_none:
+        return f"{what} at {line} passes none back"
+    if context.name(op) in _READS:
+        return f"{what} at {line} makes a plain number of it"
+    return f"the result of {what} at {line} does not reach the loss"
 
 
 def _repair(context: ProblemContext, op: int) -> str:
@@ -142,7 +147,9 @@ def _finding(
 #: Ops that choose one of several by its number, and those that compare.
 _CHOICES: Final = frozenset("argmax argmin argsort multinomial".split())
 _COMPARISONS: Final = frozenset("gt lt ge le eq ne bucketize searchsorted".split())
-_USE: Final = "Use what {} computes in the loss, or freeze: requires_grad_(False)."
+_USE: Final = "Use what {} in the loss, or freeze: requires_grad_(False)."
+#: Ops that make a number of Python's.
+_READS: Final = frozenset("_local_scalar_dense item tolist is_nonzero".split())
 _ACTIVATIONS: Final = frozenset(
     "sigmoid tanh relu gelu silu softmax _softmax hardtanh hardsigmoid leaky_relu elu softsign".split()
 )
@@ -184,8 +191,8 @@ def _trend(members: list[tuple[str, float, int]]) -> float:
 @check(
     "vanishing-gradients",
     Severity.WARNING,
-    "The first layers hardly learn. Add a skip connection around each layer, or a LayerNorm before each: "
-    "either is enough, another activation alone often is not.",
+    "The first layers get next to no gradient. Add a skip connection around each layer, or a LayerNorm "
+    "before each: either is enough, another activation alone often is not.",
 )
 def vanishing_gradients(context: ProblemContext) -> Iterator[Finding]:
     """A stack of layers along which the gradients become far smaller towards the input."""
@@ -199,8 +206,8 @@ def vanishing_gradients(context: ProblemContext) -> Iterator[Finding]:
 @check(
     "exploding-gradients",
     Severity.WARNING,
-    "One step with them throws the weights away. Draw the weights smaller (by their fan-in), add a norm, and "
-    "clip the gradients before the step.",
+    "A step of plain SGD with them throws the weights away. Draw the weights smaller (by their fan-in), add "
+    "a norm, and clip the gradients before the step.",
 )
 def exploding_gradients(context: ProblemContext) -> Iterator[Finding]:
     """A stack of layers whose gradients are huge, or grow towards the input without end."""
@@ -220,7 +227,7 @@ def _with_activation(
     if not name:
         return finding
     why = (
-        f"Each {name} passes on only a part of the gradient, and the first layers hardly learn. Add a skip "
+        f"Each {name} passes on only a part of the gradient. Add a skip "
         f"connection, x + {name}(layer(x)), or a LayerNorm before each layer: either is enough, another "
         "activation alone often is not."
     )

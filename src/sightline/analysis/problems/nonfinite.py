@@ -12,11 +12,13 @@ from sightline.analysis.nonfinite import (
     nonfinite_sources,
     serious_findings,
 )
+from sightline.analysis.nonfinite_spread import Spread
 from sightline.analysis.problems.activations import RECTIFIERS
 from sightline.analysis.problems.context import BACKWARD, MATMULS, ProblemContext
 from sightline.analysis.problems.losses import PROBABILITIES, computed_by
-from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.problems.problem import Finding, Severity, check, names_text
 from sightline.notation import number_text
+from sightline.trace.index import Index
 from sightline.trace.op_text import statistics_text
 
 _LOGARITHMS: Final = frozenset("log log2 log10".split())
@@ -33,7 +35,7 @@ _HUGE: Final = 1e18  #: the product of two such numbers overflows float32
 @check(
     "non-finite",
     Severity.ERROR,
-    "Whatever is computed from it is lost, and one update with it destroys the weights.",
+    "What is computed from it may be lost; an update with a gradient that holds it destroys the weights.",
 )
 def first_non_finite(context: ProblemContext) -> Iterator[Finding]:
     """NaN that came with the inputs, and the ops that made one; `analysis.nonfinite` decides which."""
@@ -59,7 +61,29 @@ def first_non_finite(context: ProblemContext) -> Iterator[Finding]:
         lines.add(line)
         given, repair = cause(context, finding.op.id)
         title = f"{_title(finding)}{f': {given}' if given else ''}"
-        yield context.finding(title, finding.op.id, finding.value.id, repair)
+        yield context.finding(title, finding.op.id, finding.value.id, repair or _spread_text(index, finding))
+
+
+def _spread_text(index: Index, source: NonFiniteOp) -> str:
+    """How far a NaN or an infinity went, as far as that was measured."""
+    spread = Spread(index, source)
+    kind = "NaN" if source.nans else "infinity"
+    weights = [index.values[value].name for value in spread.values
+               if index.values[value].kind == "parameter" and index.values[value].name]  # fmt: skip
+    if weights:
+        return f"The {kind} has reached {names_text(list(dict.fromkeys(weights)))}: the weights are lost."
+    if spread.gradients:
+        return f"The {kind} is in {spread.gradients:,} gradients: an update with them destroys the weights."
+    if spread.reaches_loss:
+        return f"The {kind} has reached the loss."
+    if not spread.measured_later:
+        return ""
+    if not spread.values:
+        return f"Nothing that was measured after it holds the {kind}: it was masked, or not used."
+    count = len(spread.values)
+    return (
+        f"The {kind} is in {count:,} value{'s' if count > 1 else ''} made of it, and in no loss or gradient."
+    )
 
 
 def _title(finding: NonFiniteOp) -> str:
@@ -151,7 +175,7 @@ def _masked_rows(context: ProblemContext, op: int) -> tuple[str, str]:
         sense = "nn.MultiheadAttention leaves out what is True in its mask; if True means keep, pass ~mask"
     else:
         sense = "masked_fill leaves out what is True in a mask, scaled_dot_product_attention what is False"
-    return "some rows are -Inf throughout", f"The mask leaves out everything in them. {sense}."
+    return "some rows are -Inf throughout", f"A mask that leaves out everything makes such rows. {sense}."
 
 
 def _steep_gradient(context: ProblemContext, op: int, forward: int) -> tuple[str, str]:

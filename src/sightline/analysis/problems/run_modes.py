@@ -61,7 +61,12 @@ def _drops(context: ProblemContext) -> Mask:
     types = np.array(["drop" in info.type.lower() for info in data.modules] or [False], dtype=np.bool_)
     modules = data.calls.module[np.maximum(calls, 0)] if len(data.calls) else 0
     in_module = (calls >= 0) & types[np.where(calls >= 0, modules, 0)]
-    return context.forward & context.named(_DROPS) & (in_function | in_module)
+    mask = context.forward & context.named(_DROPS) & (in_function | in_module)
+    for op in np.flatnonzero(
+        mask
+    ).tolist():  # dropout(x, p, train=False), as a mode sees it in inference mode
+        mask[op] = not any(arg is False for arg in context.args(op))
+    return mask
 
 
 def _norms(context: ProblemContext) -> Mask:
@@ -78,8 +83,7 @@ def _norms(context: ProblemContext) -> Mask:
 @check(
     "training-mode-in-evaluation",
     Severity.WARNING,
-    "Results are worse than the model's own, and batch norms learn from what they are tested on. Call "
-    "model.eval() before, and model.train() after.",
+    "Call model.eval() before, and model.train() after.",
 )
 def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
     """A trained model runs without gradients in training mode, and its results are not trained on."""
@@ -108,7 +112,10 @@ def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
         title = (
             f"{context.module_type(root)} runs without gradients but in training mode: {' and '.join(did)}"
         )
-        yield Finding(title, root, int(calls.frame[call]), (drops or norms)[0])
+        effects = ["Dropout changes the results at random."] if drops else []
+        effects += ["Batch norms learn from what they are tested on."] if norms else []
+        why = f"{' '.join(effects)} Call model.eval() before, and model.train() after."
+        yield Finding(title, root, int(calls.frame[call]), (drops or norms)[0], why=why)
 
 
 def _is_repeated(context: ProblemContext, record: LoopRecord, call: int) -> bool:
@@ -126,8 +133,8 @@ def _is_repeated(context: ProblemContext, record: LoopRecord, call: int) -> bool
 @check(
     "evaluation-mode-in-training",
     Severity.WARNING,
-    "Dropout does nothing and batch norms learn no statistics. Call model.train() before the training steps, "
-    "also after every evaluation.",
+    "There dropout does nothing, and batch norms learn no statistics. Call model.train() before the training "
+    "steps, also after every evaluation.",
 )
 def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
     """A model in evaluation mode whose parameters an optimizer then changes."""

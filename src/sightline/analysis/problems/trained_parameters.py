@@ -128,6 +128,20 @@ class Training:
         return any(self._reached[0][value] for value in self._values_of(key))
 
     @cached_property
+    def _keys(self) -> dict[str, int]:
+        """The key of every parameter by each of its names."""
+        return {path: key for key, paths in self._paths.items() for path in paths}
+
+    def is_reached(self, name: str) -> bool:
+        """Whether a gradient came back to a parameter."""
+        return name in self._keys and self._has_gradient(self._keys[name])
+
+    def cut_of(self, name: str) -> int:
+        """The op after which the branch of a parameter goes on without gradients, or -1: see `cut`."""
+        values = self._values_of(self._keys[name]) if name in self._keys else ()
+        return self.cut(Idle(name, name, -1, values, used=True))
+
+    @cached_property
     def _reached(self) -> tuple[list[bool], list[bool]]:
         """For every value, whether a gradient came back to it, and whether it led to a backward pass."""
         ops, values = self._data.ops, self._data.values
@@ -181,23 +195,24 @@ class Training:
         return -1
 
     def branch_end(self, idle: Idle) -> tuple[int, bool]:
-        """The op at which the branch of a parameter ends, and whether that passes no gradient back.
+        """The op at which the branch of a parameter ends, and whether the loss is computed from its result.
 
-        If it could, nothing reads its result. -1 if the parameter is not read.
+        It then has no gradient to pass on, as of whole numbers. Else it is the last op whose result requires
+        a gradient, or the last of all. -1 if the parameter is not read.
         """
         ops, seen = self._reads(idle.values), set(idle.values)
-        last = ops[-1] if ops else -1
+        last, wanting = ops[-1] if ops else -1, -1
         while ops:
             last = ops[-1]
             results = [value for op in ops for value in self._context.results(op) if value not in seen]
-            without_gradient = [
-                op for op in ops if results and not any(map(self._floats, self._context.results(op)))
-            ]
-            if without_gradient:
-                return without_gradient[0], True
+            for op in ops:
+                made = self._context.results(op)
+                if made and not any(map(self._floats, made)) and any(self.leads[value] for value in made):
+                    return op, True
+                wanting = op if any(self.wants[value] for value in made) else wanting
             seen.update(results)
             ops = self._uses([value for value in results if self._floats(value)] or results)
-        return last, False
+        return (wanting if wanting >= 0 else last), False
 
     def _floats(self, value: int) -> bool:
         return bool(self._context.floating[value])

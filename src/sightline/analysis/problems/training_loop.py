@@ -14,7 +14,9 @@ import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, ProblemContext
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, names_text
+from sightline.analysis.problems.trained_parameters import Training
 from sightline.analysis.problems.training_loop_events import LoopRecord, OptimizerRecord, StepRecord
+from sightline.analysis.step_summaries import backward_starts
 from sightline.notation import bytes_text, number_text
 from sightline.trace.data import KINDS, REQUIRES_GRAD
 
@@ -33,8 +35,8 @@ _CLIPPING: Final = "nn/utils/clip_grad.py"
 @check(
     "step-without-gradients",
     Severity.ERROR,
-    "Nothing is learned. The order is zero_grad(), forward, loss.backward(), step(), on the parameters of "
-    "the model that runs.",
+    "These steps change nothing. The order is zero_grad(), forward, loss.backward(), step(), on the "
+    "parameters of the model that runs.",
 )
 def step_without_gradients(context: ProblemContext) -> Iterator[Finding]:
     """An optimizer in all of whose steps none of its parameters has a gradient."""
@@ -44,16 +46,65 @@ def step_without_gradients(context: ProblemContext) -> Iterator[Finding]:
         if not steps or any(step.graded for step in steps) or context.data.info.get("last"):
             continue
         head = f"{optimizer.type}.step() finds no gradient in any of its {optimizer.parameters} parameters"
-        yield _optimizer_finding(optimizer, f"{head}: {_why_no_gradient(record, steps)}")
+        why = _why_no_gradient(context, record, optimizer, steps)
+        yield _optimizer_finding(optimizer, f"{head}: {why}")
 
 
-def _why_no_gradient(record: LoopRecord, steps: list[StepRecord]) -> str:
+def _why_no_gradient(
+    context: ProblemContext, record: LoopRecord, optimizer: OptimizerRecord, steps: list[StepRecord]
+) -> str:
     elsewhere = record.in_order(name for name in record.gradients if name not in record.optimized)
     if elsewhere and len(elsewhere) == len(record.gradients):
         return f"the gradients are in {names_text(elsewhere)}, which no optimizer holds"
-    if bisect_left(record.backward, steps[0].position):
-        return "they were cleared after loss.backward() and before the step"
-    return "no backward pass ran before it"
+    first = steps[0].position
+    if not bisect_left(record.backward, first):
+        return "no backward pass ran before its first step"
+    training = context.derived(Training)
+    starts = [(op, value) for op, value, _ in backward_starts(context.data) if op < first]
+    if not optimizer.names or not context.complete:
+        return "a backward pass ran before it, and left none in them"
+    if any(training.is_reached(name) for name in optimizer.names):
+        called = {context.data.names[context.data.ops.name[op]] for op, _ in starts}
+        if any(name.endswith("backward") for name in called):
+            return "they were cleared after loss.backward() and before the step"
+        return (
+            "a backward pass reached them, and none was left in .grad: torch.autograd.grad leaves none there"
+        )
+    return f"the backward pass before it did not reach them{_cut_text(context, training, optimizer, starts)}"
+
+
+def _cut_text(
+    context: ProblemContext, training: Training, optimizer: OptimizerRecord, starts: list[tuple[int, int]]
+) -> str:
+    """Where the way from the parameters of an optimizer to the loss ends; empty where that is not known."""
+    for name in sorted(optimizer.names):
+        op = training.cut_of(name)
+        if op >= 0:
+            detached = context.name(op) == "detach"
+            how = context.at_line(op) if detached else f"a block without gradients, {context.at_line(op)}"
+            return f": they are cut off by {how}"
+    for _, value in starts:
+        maker = _made_of_numbers(context, value)
+        if maker >= 0:
+            made = context.at_line(maker)
+            return f": its loss was computed from a new tensor alone, {made}"
+    return ""
+
+
+def _made_of_numbers(context: ProblemContext, value: int) -> int:
+    """The op that made a value of numbers, without any tensor; -1 if it was computed from one."""
+    for _ in range(_MAX_VERSIONS):
+        op = context.producer(value)
+        if op < 0:
+            consumers = context.index.consumers(value)
+            return next((each for each in consumers if value in context.outputs(each)), -1)
+        inputs = [each for each in context.inputs(op) if each != value]
+        if len(inputs) > 1:
+            return -1
+        if not inputs:
+            return op
+        value = inputs[0]
+    return -1
 
 
 @check(
@@ -124,8 +175,8 @@ def _still_holds(context: ProblemContext, versions: list[int], before: StepRecor
 @check(
     "parameters-without-optimizer",
     Severity.WARNING,
-    "Their gradients are computed, and nothing ever uses them. Give them to an optimizer, or freeze them "
-    "with requires_grad_(False).",
+    "Their gradients are computed, and no optimizer that stepped here uses them. Give them to one, or freeze "
+    "them with requires_grad_(False).",
 )
 def parameters_without_optimizer(context: ProblemContext) -> Iterator[Finding]:
     """Parameters with gradients that no optimizer holds, by the model they are in."""
@@ -213,7 +264,7 @@ def clipped_after_step(context: ProblemContext) -> Iterator[Finding]:
 @check(
     "learning-rate",
     Severity.ERROR,
-    "Nothing is learned: look at how the rate is computed, and at what a scheduler makes of it.",
+    "These steps change nothing: look at how the rate is computed, and at what a scheduler makes of it.",
 )
 def learning_rate_of_zero(context: ProblemContext) -> Iterator[Finding]:
     """An optimizer whose learning rate is zero in every step."""

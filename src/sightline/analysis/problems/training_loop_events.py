@@ -28,6 +28,30 @@ class OptimizerRecord:
     count: int  #: how often it stepped
     place: str
     called: str
+    rates: tuple[RateCurve, ...] = ()  #: the learning rate of each parameter group
+
+
+@dataclass(frozen=True, slots=True)
+class RateCurve:
+    """The learning rate of a parameter group: the first, where it turns, the last."""
+
+    points: tuple[float, ...]
+    more: int = 0  #: turning points that were not kept
+
+    @classmethod
+    def of(cls, rates: Iterable[float]) -> RateCurve:
+        """The curve of the rates of consecutive steps.
+
+        >>> RateCurve.of([0.0, 0.5, 1.0, 1.0, 0.5, 0.1]).points
+        (0.0, 1.0, 0.1)
+        """
+        points: list[float] = []
+        for rate in rates:
+            if len(points) > 1 and (points[-1] - points[-2]) * (rate - points[-1]) > 0:
+                points[-1] = rate
+            elif not points or rate != points[-1]:
+                points.append(rate)
+        return cls(tuple(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +95,7 @@ class LoopRecord:
                     str(row.get("type")), _int(row.get("parameters")),
                     frozenset(map(str, names if isinstance(names, list) else ())),
                     _int(row.get("foreign", 0)),
-                    _int(row.get("steps")), *_lines(row.get("place")),
+                    _int(row.get("steps")), *source_lines(row.get("place")), _curves(row.get("rates")),
                 )
             )  # fmt: skip
         return records
@@ -100,6 +124,15 @@ class LoopRecord:
     def steps_of(self, optimizer: int) -> list[StepRecord]:
         """The steps of one optimizer."""
         return [step for step in self.steps if step.optimizer == optimizer]
+
+    def rates_of(self, optimizer: int) -> tuple[RateCurve, ...]:
+        """The learning rates of an optimizer; without those of its groups, its lowest and its highest."""
+        curves = self.optimizers[optimizer].rates
+        if curves:
+            return curves
+        pairs = [(step.lowest, step.highest) for step in self.steps_of(optimizer)]
+        known = [(low, high) for low, high in pairs if low is not None and high is not None]
+        return tuple(dict.fromkeys(map(RateCurve.of, zip(*known, strict=True))))
 
     @cached_property
     def optimized(self) -> frozenset[str]:
@@ -168,7 +201,7 @@ def parameter_aliases(data: TraceData, buffers: bool = False) -> dict[int, set[s
     return aliases
 
 
-def _lines(position: Any) -> tuple[str, str]:
+def source_lines(position: Any) -> tuple[str, str]:
     """A source line as the views write it, and the user's own line if that one is a library's."""
     texts = []
     for at in (0, 3):
@@ -178,8 +211,18 @@ def _lines(position: Any) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
+def _curves(rows: Any) -> tuple[RateCurve, ...]:
+    """The curves of parameter groups whose rates are known."""
+    curves = []
+    for row in rows if isinstance(rows, list) else ():
+        points = [_rate(number) for number in row[1:]] if isinstance(row, list) else []
+        if points and None not in points:
+            curves.append(RateCurve(tuple(rate for rate in points if rate is not None), max(_int(row[0]), 0)))
+    return tuple(curves)
+
+
 def _user_line(position: Any) -> str:
-    line, own = _lines(position)
+    line, own = source_lines(position)
     return own or line
 
 

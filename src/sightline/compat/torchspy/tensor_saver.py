@@ -28,9 +28,9 @@ from sightline.recording.captures import copied_size, dense_copy
 from sightline.recording.torchapi import (
     DISPATCH_MODES,
     FUNCTION_MODES,
-    is_functorch_wrapped,
     without_modes,
 )
+from sightline.tensor_memory import has_memory, is_freed
 from sightline.trace.shards.file_names import FileNames, file_name
 
 #: Named as in torchspy, so that what a program sets for ``torchspy`` holds here.
@@ -221,6 +221,13 @@ class TensorSaver(BaseDebugger):
 def _copy(value: Any, norm_only: bool) -> Any:
     """Tensors on the CPU without the rest of their storages, in containers that load without running code."""
     if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            gone = is_freed(value)
+        if gone:
+            raise UsageError(
+                "This tensor cannot be saved: its memory was freed, as FSDP does after a forward pass. Save "
+                "it earlier."
+            )
         if norm_only:
             return _norms(value)
         if _is_whole(value):
@@ -254,9 +261,8 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, nn.Parameter)
         and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
-        and not is_functorch_wrapped(tensor)
+        and has_memory(tensor)
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
         and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     )
 

@@ -25,6 +25,7 @@ from sightline.errors import DamagedFile, UsageError
 from sightline.graph.exported.program import ProgramInfo
 from sightline.graph.exported.torch_export import ExportLog, torch_messages
 from sightline.graph.exported.torchapi import pytree
+from sightline.tensor_memory import has_memory
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH: Final = 12
@@ -135,6 +136,8 @@ def _tensor_content(tensor: torch.Tensor) -> str:
     """A tensor that is not a weight, with a digest of its numbers: they become part of the graph."""
     if tensor.layout is not torch.strided:
         raise NoCacheKey("a tensor that is not strided")
+    if not has_memory(tensor):
+        raise NoCacheKey("a tensor without memory")
     flat = tensor.detach().cpu().contiguous().flatten()
     data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return f"{_tensor_text(tensor)} {hashlib.sha256(data).hexdigest()}"
@@ -165,7 +168,10 @@ def _definitions(holder: Any) -> Iterator[str]:
             value = value.fget
         value = getattr(value, "__wrapped__", getattr(value, "__func__", value))
         if isinstance(value, types.FunctionType) and (isinstance(holder, type) or value.__module__ == name):
-            defaults = _ADDRESS.sub("", repr((value.__defaults__, value.__kwdefaults__)))
+            given = (value.__defaults__, value.__kwdefaults__)
+            if any(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(given)):
+                raise NoCacheKey("a function with a tensor as a default")
+            defaults = _ADDRESS.sub("", repr(given))
             yield f"{name}.{key} {_code(value.__code__)} {defaults}"
         elif plain and isinstance(value, _PLAIN) and not key.startswith("__"):
             yield f"{name}.{key}={value!r}"

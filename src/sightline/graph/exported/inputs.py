@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.exported.dynamic import Dynamic
 from sightline.graph.exported.torchapi import pytree
@@ -185,5 +186,4 @@ def describe_value(value: Any) -> str:
     """A value in an error message: a tensor in our notation, anything else as Python writes it, if short."""
     if isinstance(value, torch.Tensor):
         return tensor_text(tuple(value.shape), str(value.dtype), str(value.device))
-    text = repr(value)
-    return text if len(text) < 60 else f"a {type(value).__name__}"
+    return argument_text(value)

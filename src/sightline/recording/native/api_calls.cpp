@@ -1,95 +1,11 @@
 #include "api_calls.h"
 
+#include "call_operands.h"
 #include "observers.h"
 #include "python_values.h"
 
 namespace sightline {
 namespace {
-
-PyObject* local(const Frame* frame, int slot) {
-  PyObject* held = frame->localsplus[slot];
-  return held != nullptr && PyCell_Check(held) ? PyCell_GET(held) : held;
-}
-
-// What a call was given: objects in order, and names for the last of them.
-struct Operands {
-  c10::SmallVector<PyObject*, 8> objects;
-  PyObject* names = nullptr;
-  PyObject* keywords = nullptr;
-  PyObject* callable = nullptr;
-  bool mirrored = false;  // the right operand is the tensor whose method is called
-};
-
-PyTypeObject* read_all(const PythonTypes& types, const Operands& operands, Arguments& into) {
-  for (PyObject* object : operands.objects) {
-    PyTypeObject* unknown = object == nullptr ? nullptr : types.read(object, into);
-    if (unknown != nullptr) return unknown;
-  }
-  PyTypeObject* unknown = operands.names == nullptr ? nullptr : types.read(operands.names, into);
-  return unknown == nullptr && operands.keywords != nullptr ? types.read(operands.keywords, into) : unknown;
-}
-
-// Read a key, asking Python for types it does not know yet. False if Python must read everything.
-bool read_operands(Recording& recording, const Operands& operands, Arguments& into, Lock& lock) {
-  for (;;) {
-    into = Arguments();
-    PyTypeObject* unknown = read_all(recording.types, operands, into);
-    if (unknown == nullptr && into.needs_gil) {
-      const PythonTypes types = recording.types;  // the mutex is given up
-      ask(lock, [&] {
-        into = Arguments();
-        into.has_gil = true;
-        unknown = read_all(types, operands, into);
-        into.hold();
-      });
-    }
-    if (unknown == nullptr) return !into.needs_python;
-    recording.learn_type(unknown, lock);
-  }
-}
-
-PyObject* tuple_of(const Operands& operands) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(operands.objects.size()));
-  Py_ssize_t at = 0;
-  for (PyObject* object : operands.objects) PyTuple_SET_ITEM(tuple, at++, Py_NewRef(object ? object : Py_None));
-  return tuple;
-}
-
-// The form and the values of a call; `maker` and `number` say how what it was given is to be understood.
-void read_call(
-    Recording& recording, const Operands& operands, const char* maker, int32_t number, ApiCall& api, Lock& lock) {
-  Arguments found;
-  const bool readable = read_operands(recording, operands, found, lock);
-  const uint64_t key = mixed(found.key, static_cast<uint64_t>(number) + 0xA1B1);
-  if (readable) {
-    for (const at::TensorBase* tensor : found.tensors) {
-      if (tensor->defined()) api.inputs.push_back(recording.value_of(*tensor, lock));
-    }
-    const auto known = recording.forms.find(key);
-    if (known != recording.forms.end()) {
-      api.form = known->second;
-      return;
-    }
-  }
-  api.form = recording.no_form;
-  ask(lock, [&] {
-    Owned given(tuple_of(operands));
-    const auto shared = static_cast<unsigned long long>(readable ? found.key : 0);
-    Owned answer(PyObject_CallMethod(
-        recording.host, "new_api_form", "siKOOO", maker, number, shared, given.get(), operands.names ? operands.names : Py_None,
-        operands.keywords ? operands.keywords : Py_None));
-    PyObject* list = nullptr;
-    if (!answer || !PyArg_ParseTuple(answer.get(), "iO!", &api.form, &PyList_Type, &list)) {
-      recording.fault();
-      return;
-    }
-    if (readable) return;
-    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(list); ++at) {
-      api.inputs.push_back(static_cast<int32_t>(PyLong_AsLong(PyList_GET_ITEM(list, at))));
-    }
-  });
-  if (readable) recording.forms.emplace(key, api.form);
-}
 
 // Keep what a call was given for observers.
 template <class Make>
@@ -100,129 +16,6 @@ void keep_given(Recording& recording, ApiCall& api, const char* maker, int32_t n
     api.given = Py_BuildValue("(siNOO)", maker, number, make_values(), names ? names : Py_None, keywords ? keywords : Py_None);
     if (api.given == nullptr) recording.fault();
   });
-}
-
-const Site& site_of(Recording& recording, PyCodeObject* code, int32_t number, int instruction, Lock& lock) {
-  const uint64_t key = static_cast<uint64_t>(number) << 32 | static_cast<uint32_t>(instruction);
-  const auto found = recording.api.sites.find(key);
-  if (found != recording.api.sites.end()) return found->second;
-  Site site;
-  ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(recording.host, "new_site", "Oi", code, instruction));
-    int kind, keywords, is_tuple;
-    PyObject* names;
-    if (!answer ||
-        !PyArg_ParseTuple(
-            answer.get(), "iiiiiOppii", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords,
-            &is_tuple, &site.args_slot, &site.kwargs_slot)) {
-      recording.fault();
-      return;
-    }
-    site.kind = static_cast<SiteKind>(kind);
-    site.has_keywords = keywords != 0;
-    site.is_tuple = is_tuple != 0;
-    if (names != Py_None) site.names = names;  // the host keeps it
-  });
-  return recording.api.sites.emplace(key, site).first->second;
-}
-
-// What identifies a callable without keeping it: methods that are bound anew for each call share their definition.
-const void* key_of(PyObject* callable) {
-  if (PyCFunction_CheckExact(callable)) return reinterpret_cast<PyCFunctionObject*>(callable)->m_ml;
-  if (Py_IS_TYPE(callable, &PyMethodDescr_Type)) return reinterpret_cast<PyMethodDescrObject*>(callable)->d_method;
-  if (PyType_Check(callable)) return callable;
-  return Py_TYPE(callable);
-}
-
-const CallableTraits& callable_traits(Recording& recording, PyObject* callable, Lock& lock) {
-  const void* key = key_of(callable);
-  const auto found = recording.api.callables.find(key);
-  if (found != recording.api.callables.end()) return found->second;
-  CallableTraits traits;
-  traits.by_op = true;
-  ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(recording.host, "new_callable", "O", callable));
-    int several, by_op, partial;
-    if (!answer || !PyArg_ParseTuple(answer.get(), "ippp", &traits.info, &several, &by_op, &partial)) {
-      recording.fault();
-      return;
-    }
-    traits.several = several != 0;
-    traits.by_op = by_op != 0;
-    traits.partial = partial != 0;
-  });
-  return recording.api.callables.emplace(key, traits).first->second;
-}
-
-// The name of a call that no function of torch's stands behind: `float(x)`, `if x:`, `sum(list)`.
-const CallableTraits& traits_by_op(Recording& recording, const OpTraits& op, PyObject* callable, Lock& lock) {
-  const void* who = callable == nullptr ? nullptr : key_of(callable);
-  const uint64_t key = mixed(reinterpret_cast<uint64_t>(who), static_cast<uint64_t>(op.number));
-  const auto found = recording.api.by_op.find(key);
-  if (found != recording.api.by_op.end()) return found->second;
-  CallableTraits traits;
-  ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(
-        recording.host, "new_call_by_op", "iO", op.number, callable == nullptr ? Py_None : callable));
-    int nothing;
-    if (!answer || !PyArg_ParseTuple(answer.get(), "ip", &traits.info, &nothing)) recording.fault();
-    else traits.returns_nothing = nothing != 0;
-  });
-  return recording.api.by_op.emplace(key, traits).first->second;
-}
-
-const FunctionTraits& function_traits(Recording& recording, const Frame* frame, Lock& lock) {
-  PyObject* function = function_of(frame);
-  const auto found = recording.api.functions.find(function);
-  if (found != recording.api.functions.end()) return found->second;
-  FunctionTraits traits;
-  ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(recording.host, "new_function", "O", function));
-    PyObject* parameters = nullptr;
-    int backward;
-    if (!answer || !PyArg_ParseTuple(answer.get(), "ipO!", &traits.info, &backward, &PyList_Type, &parameters)) {
-      recording.fault();
-      return;
-    }
-    traits.backward = backward != 0;
-    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(parameters); ++at) {  // the host keeps the objects
-      PyObject* one = PyList_GET_ITEM(parameters, at);
-      PyObject* name = PyTuple_GET_ITEM(one, 1);
-      traits.parameters.push_back(
-          {static_cast<int>(PyLong_AsLong(PyTuple_GET_ITEM(one, 0))), name == Py_None ? nullptr : name,
-           PyTuple_GET_ITEM(one, 2)});
-    }
-  });
-  return recording.api.functions.emplace(function, traits).first->second;
-}
-
-// What was passed for a parameter that the function has given another value since. The caller's operand stack still
-// shows where each argument was, but what it points to may be gone: only None is recognised without looking at it.
-PyObject* passed(const Frame* caller, const Site& site, const Parameter& parameter, PyObject* now, Lock& lock) {
-  PyObject* fallback = parameter.fallback == Py_Ellipsis ? now : parameter.fallback;
-  if (site.kind == SiteKind::kSpread && site.args_slot >= 0) {  // `f(*args, **kwargs)` of what the caller was given
-    PyObject* args = local(caller, site.args_slot);
-    if (args == nullptr || !PyTuple_CheckExact(args)) return now;
-    if (parameter.slot < PyTuple_GET_SIZE(args)) return PyTuple_GET_ITEM(args, parameter.slot);
-    PyObject* keywords = site.kwargs_slot >= 0 ? local(caller, site.kwargs_slot) : nullptr;
-    if (keywords == nullptr || !PyDict_CheckExact(keywords)) return site.has_keywords ? now : fallback;
-    PyObject* found = nullptr;
-    ask(lock, [&] { found = PyDict_GetItemWithError(keywords, parameter.name); });
-    return found == nullptr ? fallback : found;
-  }
-  if (site.kind != SiteKind::kCall) return now;
-  PyObject* const* stack = caller->localsplus + code_of(caller)->co_nlocalsplus + site.depth;
-  const int named = site.names == nullptr ? 0 : static_cast<int>(PyTuple_GET_SIZE(site.names));
-  const bool method = stack[0] != nullptr;
-  const int first = method ? 1 : 2;
-  const int positional = site.count - named + (method ? 1 : 0);
-  int at = parameter.slot < positional ? parameter.slot : -1;
-  for (int which = 0; at < 0 && which < named; ++which) {
-    PyObject* name = PyTuple_GET_ITEM(site.names, which);
-    if (name == parameter.name) at = positional + which;
-  }
-  if (at < 0) return fallback;
-  return stack[first + at] == Py_None ? Py_None : now;
 }
 
 // Whether, inside one call of a function, an op at one instruction can come after one at another.
@@ -251,42 +44,40 @@ c10::SmallVector<Place, 4> places_inside(const Recording::Path& path, const Fram
   return found;
 }
 
+enum class Progress { kSamePlace, kOn, kNew };
+
 // Whether frames that were at one place can be at another within the same call of the outermost.
-bool goes_on(
+Progress progress(
     Recording& recording, const c10::SmallVector<Place, 4>& before, const c10::SmallVector<Place, 4>& after, Lock& lock) {
+  if (before[0].code != after[0].code) return Progress::kNew;
   for (size_t at = 0; at < before.size() && at < after.size(); ++at) {
-    if (before[at].frame != after[at].frame || before[at].code != after[at].code) return true;
-    if (may_follow(recording, before[at].code, before[at].instruction, after[at].instruction, lock)) return true;
-    if (before[at].instruction != after[at].instruction) return false;
+    if (before[at].frame != after[at].frame || before[at].code != after[at].code) return Progress::kOn;
+    if (may_follow(recording, before[at].code, before[at].instruction, after[at].instruction, lock)) return Progress::kOn;
+    if (before[at].instruction != after[at].instruction) return Progress::kNew;
   }
-  return false;
+  return before.size() == after.size() ? Progress::kSamePlace : Progress::kNew;
 }
 
-bool is_tensor(const Recording& recording, PyObject* object) {
-  const auto found = recording.types.kinds.find(Py_TYPE(object));
-  return found != recording.types.kinds.end() && found->second == TypeKind::kTensor;
+// Whether the backward pass that an op runs in is that of the open call, or one that its nodes have started. Both run
+// inside torch's function that calls the engine, a second one inside a second such function.
+bool is_pass_of_call(Recording& recording, ThreadState& state, const Frame* innermost, Lock& lock) {
+  ApiCall& api = state.api;
+  if (state.task < 0) return false;
+  if (state.task == api.task || state.task == api.inner_task) return true;
+  const Frame* at = innermost;
+  while (at != nullptr && at != api.frame) at = caller_of(at);
+  if (at == nullptr) return false;
+  int engines = 0;
+  for (at = innermost; at != api.frame; at = caller_of(at)) engines += recording.traits_of(code_of(at), lock)->engine;
+  if (engines > 1) api.inner_task = state.task;
+  else if (engines == 1 && api.task < 0) api.task = state.task;
+  else return false;
+  return true;
 }
 
 bool takes_subject(const Recording& recording, PyObject* subject, const Arguments& given) {
   return subject != nullptr && is_tensor(recording, subject) && !given.tensors.empty() &&
       given.tensors[0]->unsafeGetTensorImpl() == recording.types.tensor_of(subject).unsafeGetTensorImpl();
-}
-
-// What a `functools.partial` calls, with what it adds.
-void unwrap_partial(Operands& operands, Lock& lock) {
-  ask(lock, [&] {
-    Owned function(PyObject_GetAttrString(operands.callable, "func"));
-    Owned args(PyObject_GetAttrString(operands.callable, "args"));
-    Owned keywords(PyObject_GetAttrString(operands.callable, "keywords"));
-    if (!function || !args || !keywords || !PyTuple_CheckExact(args.get()) || !PyDict_CheckExact(keywords.get())) {
-      PyErr_Clear();
-      return;
-    }
-    operands.callable = function.get();  // the partial holds all three
-    PyObject** first = reinterpret_cast<PyTupleObject*>(args.get())->ob_item;
-    operands.objects.insert(operands.objects.begin(), first, first + PyTuple_GET_SIZE(args.get()));
-    if (operands.keywords == nullptr && PyDict_GET_SIZE(keywords.get()) > 0) operands.keywords = keywords.get();
-  });
 }
 
 // Whether an op at the place of an open call is the first of the next call there. An indexing call begins with what
@@ -305,53 +96,41 @@ bool begins_again(
   return began && takes;
 }
 
-// The operands of the instruction a frame is at.
-bool operands_at(Recording& recording, const Frame* frame, const Site& site, Operands& into) {
-  PyObject* const* stack = frame->localsplus + code_of(frame)->co_nlocalsplus + site.depth;
-  switch (site.kind) {
-    case SiteKind::kCall: {
-      const bool method = stack[0] != nullptr;
-      into.callable = method ? stack[0] : stack[1];
-      const int count = site.count + (method ? 1 : 0);
-      into.objects.append(stack + (method ? 1 : 2), stack + (method ? 1 : 2) + count);
-      into.names = site.names;
-      return into.callable != nullptr;
-    }
-    case SiteKind::kSpread:
-      into.callable = stack[1];
-      // What is no tuple is made one first, and may be gone by now.
-      if (into.callable == nullptr || !site.is_tuple) return false;
-      if (stack[2] == nullptr || !PyTuple_CheckExact(stack[2])) return false;
-      into.objects.append(
-          reinterpret_cast<PyTupleObject*>(stack[2])->ob_item,
-          reinterpret_cast<PyTupleObject*>(stack[2])->ob_item + PyTuple_GET_SIZE(stack[2]));
-      if (site.has_keywords && stack[3] != nullptr && PyDict_CheckExact(stack[3]) && PyDict_GET_SIZE(stack[3]) > 0) {
-        into.keywords = stack[3];
-      }
-      return true;
-    case SiteKind::kBinary: {
-      PyObject *left = stack[0], *right = stack[1];
-      if (left == nullptr || right == nullptr) return false;
-      if (!is_tensor(recording, left)) {
-        if (site.count != 0 || !is_tensor(recording, right)) return false;  // `list[x]`, `[x] == [y]`
-        std::swap(left, right);
-        into.mirrored = true;
-      }
-      into.objects = {left, right};
-      return true;
-    }
-    case SiteKind::kUnary:
-      into.objects = {stack[0]};
-      return stack[0] != nullptr;
-    case SiteKind::kSlice:
-      into.objects = {stack[0], stack[1], stack[2]};
-      return stack[0] != nullptr && is_tensor(recording, stack[0]);
-    case SiteKind::kStore:  // value, container, index
-      into.objects = {stack[1], stack[2], stack[0]};
-      return stack[0] != nullptr && stack[1] != nullptr && stack[2] != nullptr && is_tensor(recording, stack[1]);
-    default:
-      return false;
+// Whether an op inside a torch function belongs to the open call of it. Where no frame has moved, either the function is
+// called again, or what it calls in C runs several ops.
+bool goes_on(
+    Recording& recording, ApiCall& api, const OpTraits& traits, const c10::SmallVector<Place, 4>& inside, int32_t code,
+    const Arguments& given, Lock& lock) {
+  if (api.read_number) return true;
+  const Progress moved = progress(recording, api.inside, inside, lock);
+  if (moved != Progress::kSamePlace) {
+    api.first = &traits;
+    api.subject = nullptr;
+    return moved == Progress::kOn;
   }
+  const Place& place = inside.back();
+  const Site site = site_of(recording, place.code, code, place.instruction, lock);
+  Operands operands;
+  if (!operands_at(recording, place.frame, site, operands)) return false;
+  CallableTraits called;
+  called.several = called.indexes = site.kind == SiteKind::kStore || site.count != 0;
+  if (operands.callable != nullptr) called = callable_traits(recording, operands.callable, lock);
+  // C++ that calls operators, as many as it likes
+  const bool helper = operands.callable != nullptr && called.info < 0 && !called.by_op;
+  if (!called.several && !helper) return false;
+  PyObject* subject = operands.objects.empty() ? nullptr : operands.objects[0];
+  if (helper && api.subject != nullptr) return api.subject == subject;
+  if (api.subject != subject) {
+    api.subject = subject;
+    api.indexes = called.indexes;
+    api.began = subject != nullptr && is_tensor(recording, subject) &&
+        recording.types.tensor_of(subject).unsafeGetTensorImpl() == api.tensor;
+  }
+  return helper || !begins_again(recording, api, traits, subject, given);
+}
+
+const void* first_tensor(const Arguments& given) {
+  return given.tensors.empty() ? nullptr : given.tensors[0]->unsafeGetTensorImpl();
 }
 
 }  // namespace
@@ -360,9 +139,10 @@ void end_api_call(Recording& recording, ThreadState& state, Lock& lock) {
   ApiCall& api = state.api;
   if (api.id < 0) return;
   recording.ops.write(
-      {api.id, api.info, api.form, api.result, api.stack, api.call, -1, api.bits, -1, -1, api.start - recording.begin,
-       api.end - api.start - (api.spent_at_end - api.spent)},
-      api.inputs.data(), api.inputs.size(), api.outputs.data(), api.outputs.size());
+      {.start = api.start - recording.begin, .duration = api.end - api.start - (api.spent_at_end - api.spent),
+       .id = api.id, .info = api.info, .form = api.form, .result = api.result, .stack = api.stack, .call = api.call,
+       .bits = api.bits},
+      api.inputs, api.outputs);
   const int32_t id = std::exchange(api.id, -1);
   api.backward = false;
   if (api.given != nullptr) notify_api_call(recording, state, id, lock);
@@ -374,7 +154,7 @@ void begin_api_call(
     Recording& recording, ThreadState& state, OpTraits& traits, const Arguments& given,
     c10::ArrayRef<const c10::IValue> values, int64_t entered, Lock& lock) {
   const Frame* innermost = current_frame();
-  const bool in_backward = state.node != -1;
+  const bool in_backward = state.in_backward();
   const Frame* function = nullptr;  // the outermost of torch's own functions below the mark
   Recording::Path path;
   recording.path_to_mark(state, innermost, path, lock);
@@ -393,15 +173,18 @@ void begin_api_call(
   state.stack = stack;
   ApiCall& api = state.api;
   size_t operands_count = 0;
-  if (in_backward && api.id >= 0 && api.backward) {  // what runs in a backward pass belongs to its call
+  const bool after_backward = api.id >= 0 && api.backward;
+  if (in_backward && after_backward && is_pass_of_call(recording, state, innermost, lock)) {
     api.bits &= ~(kRaised << kFlagShift);  // what an op of it has raised was caught
     return;
   }
   if (function != nullptr) {
     const auto inside = places_inside(path, function);
-    if (api.id >= 0 && api.python && api.frame == function && api.stack == outside &&
-        (api.read_number || goes_on(recording, api.inside, inside, lock))) {
+    const bool same_pass = !in_backward || !after_backward;
+    if (same_pass && api.id >= 0 && api.python && api.frame == function && api.stack == outside &&
+        goes_on(recording, api, traits, inside, innermost_code, given, lock)) {
       api.inside = inside;
+      api.tensor = first_tensor(given);
       api.read_number = traits.reads_number;
       api.bits &= ~(kRaised << kFlagShift);
       if (!api.backward) state.stack = api.stack;
@@ -409,7 +192,7 @@ void begin_api_call(
     }
     end_api_call(recording, state, lock);
     const FunctionTraits& known = function_traits(recording, function, lock);
-    if (known.info < 0) return;
+    if (known.info < 0 || (in_backward && !known.backward)) return;
     Operands operands;
     const Frame* caller = caller_of(function);
     const CodeTraits* calling = caller == nullptr ? nullptr : recording.traits_of(code_of(caller), lock);
@@ -430,11 +213,14 @@ void begin_api_call(
     api.inside = inside;
     api.python = true;
     api.several = true;
+    api.subject = nullptr;
+    api.task = state.task;
+    api.inner_task = -1;
     api.returns_nothing = api.backward;
     api.stack = outside;
   } else {
     if (innermost == nullptr || path.empty() || innermost_code < 0 || in_backward) {
-      if (!in_backward || api.id < 0 || !api.backward) end_api_call(recording, state, lock);
+      end_api_call(recording, state, lock);
       return;
     }
     const int instruction = instruction_of(innermost);
@@ -490,11 +276,12 @@ void begin_api_call(
     api.several = known.several;
     api.returns_nothing = known.returns_nothing;
     api.subject = subject;
-    api.indexes = site.kind != SiteKind::kCall && site.kind != SiteKind::kSpread;
+    api.indexes = operands.callable == nullptr || known.indexes;
     api.began = takes_subject(recording, subject, given);
     api.stack = stack;
   }
   api.first = &traits;
+  api.tensor = first_tensor(given);
   api.read_number = traits.reads_number && (api.python || operands_count > 1);
   api.id = recording.next_id++;
   api.call = state.top().call;
@@ -516,6 +303,7 @@ void end_api_op(
     api.bits |= kRaised << kFlagShift;
     api.outputs.clear();
     api.results.clear();
+    api.result_metadata.clear();
     api.result = recording.no_form;
     // Else an op inside has raised: one that is written in terms of others may also do so before the first of them.
     if (!recording.wants_aten || recording.raised_stack != state.stack) recording.raised_stack = api.stack;
@@ -535,9 +323,12 @@ void end_api_op(
   for (const c10::IValue& value : made) read(value, results);
   api.outputs.clear();
   api.results.clear();
+  api.result_metadata.clear();
   for (const at::TensorBase* tensor : results.tensors) {
     api.outputs.push_back(recording.produced(*tensor, api.id, nullptr, lock));
-    if (recording.observes_api) api.results.emplace_back(tensor->getIntrusivePtr());
+    if (!recording.observes_api) continue;
+    api.results.emplace_back(tensor->getIntrusivePtr());
+    api.result_metadata.push_back(recording.metadata_of(*tensor, lock));
   }
   api.result = recording.result_form(*op.traits, made, true, lock);
 }

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import dis
+import operator
 import os
 import sys
 from functools import cache, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any, Final
 
 import torch
 
 from sightline.recording.native.call_sites import Site, bind_arguments, default_of, parameters_of, site_at
 from sightline.recording.operations import PROPERTY, TENSOR_PROPERTIES, OpInfo, OpTraits, add_info, api_traits
-from sightline.recording.torchapi import Tensor
+from sightline.recording.torchapi import VARIABLE_FUNCTIONS, Tensor
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 #: Calls of these run several ops, one after the other.
@@ -20,6 +29,11 @@ _SEVERAL: Final = frozenset(
     """tensor as_tensor asarray new_tensor sparse_coo_tensor __getitem__ __setitem__ type tolist from_numpy
     numpy sparse_csr_tensor sparse_compressed_tensor Tensor _nested_tensor_from_tensor_list""".split()
 )
+#: Calls of these are the method's: function -> method.
+_ITEMS: Final[dict[Any, str]] = {
+    operator.getitem: "__getitem__", operator.setitem: "__setitem__",
+    Tensor.__getitem__: "__getitem__", Tensor.__setitem__: "__setitem__",
+}  # fmt: skip
 #: Builtins that call a method of a tensor: builtin -> method.
 _IMPLICIT: Final = {float: "__float__", int: "__int__", bool: "__bool__", complex: "__complex__"}
 #: Ops that run without any callable: ``if x:``, ``list[x]``.
@@ -30,18 +44,40 @@ _NO_CALLS: Final = ("ScriptFunction", "ScriptMethod", "FunctionMeta")
 def is_torch_function(code: CodeType) -> bool:
     """Whether a code is of a torch function that counts as one API call: one that can be overridden."""
     return (
-        "handle_torch_function" in code.co_names
+        any(map(_hands_over, code.co_names))
         and code.co_filename.startswith(_TORCH)
         and code.co_name != "__torch_function__"
     )
 
 
+def _hands_over(name: str) -> bool:
+    """Whether a function of torch's of this name lets others override the function that calls it."""
+    return name.endswith("_torch_function") and name != "has_torch_function"
+
+
+def calls_engine(code: CodeType) -> bool:
+    """Whether a code is torch's function that calls autograd's engine."""
+    return code.co_name == "_engine_run_backward" and code.co_filename.startswith(_TORCH)
+
+
 def _public(function: Any) -> Any:
-    """The public function behind a private one: ``F.max_pool2d`` calls ``F._max_pool2d``."""
-    name = function.__name__
-    if name.startswith("_") and function.__module__ in ("torch.nn.functional", "torch.functional"):
-        return getattr(sys.modules[function.__module__], name[1:], function)
-    return function
+    """The function that others may override, which ``handle_torch_function`` is given.
+
+    ``F.max_pool2d`` runs ``F._max_pool2d``, ``torch.unique`` runs ``torch.functional._return_output``.
+    """
+    instructions = iter(dis.get_instructions(function.__code__))
+    names = (one.argval for one in instructions if one.opname == "LOAD_GLOBAL")
+    name = next(filter(_hands_over, names), "")
+    if name != "handle_torch_function":
+        other = function.__globals__.get(name)
+        return _public(other) if isinstance(other, FunctionType) else function
+    first = next(instructions)
+    public = function.__globals__.get(first.argval)
+    for one in instructions:
+        if one.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            break
+        public = getattr(public, one.argval, None)
+    return public if callable(public) else function
 
 
 @cache
@@ -55,6 +91,32 @@ def _method_traits(name: str) -> OpTraits | None:
     traits = OpTraits(name)
     traits.name, traits.flavour = f"Tensor.{name[1:]}", PROPERTY
     return traits
+
+
+def _is_helper(called: Any) -> bool:
+    """Whether it is C++ that may call operators and cannot be overridden: a function of an extension.
+
+    ``Tensor._make_subclass`` detaches its tensor, the reducer of DistributedDataParallel makes its buckets.
+    """
+    if isinstance(called, type):
+        return issubclass(called, Tensor) or type(called).__name__ in ("pybind11_type", "tensortype")
+    if isinstance(called, MethodDescriptorType):
+        home = called.__objclass__
+        return home.__module__.startswith("torch") and not issubclass(Tensor, home)
+    if not isinstance(called, BuiltinFunctionType):
+        return False
+    owner = called.__self__
+    if owner is None:
+        return called.__qualname__.startswith(("TensorBase.", "_TensorBase."))
+    kinds = type(owner).__mro__
+    if any(kind.__name__ == "PyCapsule" or kind.__module__ == "pybind11_builtins" for kind in kinds):
+        return not _is_operator(called)
+    return not isinstance(owner, Tensor) and any(kind.__module__.startswith("torch") for kind in kinds)
+
+
+def _is_operator(called: Any) -> bool:
+    """Whether it is what `torch.ops` calls: an operator, or without a name one of its overloads."""
+    return isinstance(called, BuiltinFunctionType) and (called.__module__ or "").startswith("torch._ops.")
 
 
 class ApiNames:
@@ -90,28 +152,32 @@ class ApiNames:
         self._kept_alive.append(site.names)
         return site, self.method(site.method), self.method(site.mirrored)
 
-    def callable(self, called: Any) -> tuple[int, bool, bool, bool]:
-        """A callable: its number; whether it runs several ops, only its op names it, it is a partial."""
+    def callable(self, called: Any) -> tuple[int, bool, bool, bool, bool]:
+        """A callable: see C++'s ``CallableTraits``."""
         name = getattr(called, "__name__", "")
-        if isinstance(called, MethodDescriptorType):
-            if issubclass(Tensor, called.__objclass__):
-                return self.of(called), name in _SEVERAL, False, False
-        elif isinstance(called, BuiltinFunctionType):
-            owner = called.__self__
-            if type(owner).__name__ in _NO_CALLS or (isinstance(owner, type) and issubclass(owner, Tensor)):
-                return -1, False, False, False
-            module = isinstance(owner, ModuleType) and owner.__name__.startswith("torch")
-            static = owner is None and getattr(torch._C._VariableFunctions, name, None) == called
+        if isinstance(called, (BuiltinFunctionType, WrapperDescriptorType)) and called in _ITEMS:
+            return self.method(_ITEMS[called]), True, False, False, True
+        if _is_helper(called) or type(called).__name__ in _NO_CALLS:
+            return -1, False, False, False, False
+        owner = getattr(called, "__self__", None)
+        if isinstance(called, MethodDescriptorType) and issubclass(Tensor, called.__objclass__):
+            return self.of(called), name in _SEVERAL, False, False, False
+        if isinstance(called, BuiltinFunctionType):
+            if type(owner).__name__ in _NO_CALLS:
+                return -1, False, False, False, False
             if isinstance(owner, Tensor):  # a bound method would keep the tensor alive
-                return self.of(getattr(Tensor, name, called)), name in _SEVERAL, False, False
+                return self.of(getattr(Tensor, name, called)), name in _SEVERAL, False, False, False
+            module = isinstance(owner, ModuleType) and owner.__name__.startswith("torch")
+            static = owner is None and getattr(VARIABLE_FUNCTIONS, name, None) == called
             if module or static:
-                return self.of(called), name in _SEVERAL, False, False
-        elif type(called).__name__ in _NO_CALLS:
-            return -1, False, False, False
-        return -1, False, True, type(called) is partial
+                return self.of(called), name in _SEVERAL, False, False, False
+        return -1, False, True, type(called) is partial, False
 
     def by_op(self, op: OpInfo, called: Any) -> int:
-        """The number of a call that only its op names: ``float(x)``, ``if x:``."""
+        """The number of a call that only its op names: ``float(x)``, ``if x:``, ``torch.ops.aten.add(x)``."""
+        if _is_operator(called):
+            packet = getattr(op.function, "overloadpacket", None)
+            return self.of(packet if called.__name__ and packet is not None else op.function)
         base = op.name.partition(".")[0]
         implicit = _IMPLICIT.get(called) if isinstance(called, type) else None
         if implicit is None:

@@ -53,7 +53,7 @@ enum Tag : uint64_t { kTensor = 1, kNone, kInt, kFloat, kBool, kText, kList, kTu
 // A Python number that torch has wrapped into a tensor without dimensions; Python sees the number.
 inline bool is_number(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.dim() == 0 && tensor.is_cpu() &&
-      tensor.has_storage();
+      has_memory(tensor.unsafeGetTensorImpl());
 }
 
 inline void add_number(const at::TensorBase& tensor, Arguments& into) {

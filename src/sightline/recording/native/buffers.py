@@ -8,7 +8,7 @@ import numpy as np
 
 from sightline.recording.atomic import append_numbered
 from sightline.recording.stacks import StackTrie
-from sightline.recording.tensor_registry import TensorRegistry, metadata_of, note_bytes
+from sightline.recording.tensor_registry import TensorRegistry, metadata_of
 from sightline.recording.torchapi import no_torch_function
 from sightline.trace.assembly.arrays import EMPTY, IntArray
 from sightline.trace.data import TensorMeta
@@ -113,17 +113,15 @@ class NativeValues(TensorRegistry):
         numbers: list[int] = []
         for (name, _), (number, nbytes) in zip(named, self.recording.add_all(tensors, kind), strict=True):
             numbers.append(number)
-            if name:
-                self.names[number] = name
-            if nbytes >= 0:
-                self.storage_bytes[number] = nbytes
+            self.note(number, name, nbytes)
         return numbers
 
-    def note(self, tensor: Any, number: int, name: str) -> None:
+    def note(self, number: int, name: str, nbytes: int) -> None:
         """Store the name and the size of a tensor that was not made in the block."""
         if name:
             self.names[number] = name
-        note_bytes(self.storage_bytes, number, tensor)
+        if nbytes >= 0:
+            self.storage_bytes[number] = nbytes
 
     def describe(self, tensor: Any) -> int:
         with no_torch_function():

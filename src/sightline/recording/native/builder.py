@@ -1,6 +1,7 @@
 """Builds the native engine, once per torch, Python, compiler and state of the sources, in the user's cache.
 
-A built file is first loaded in a process of its own, so that one that crashes does no harm.
+A built file is first loaded in a process of its own, so that one that crashes does no harm. Nothing is built,
+read or loaded where another user could have put something else: see `trusted_files`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -29,7 +29,9 @@ from typing import Final
 import torch
 
 from sightline.errors import NativeUnavailable
+from sightline.recording.native import trusted_files
 from sightline.recording.native.compiler import Toolchain, one_line, source_files
+from sightline.recording.native.trusted_files import CACHE
 
 NAME: Final = "sightline.recording.native._observer"
 #: The fix for a build that failed, in error messages.
@@ -52,13 +54,21 @@ class NotLoadable(NativeUnavailable):
 
 
 def import_extension(path: Path) -> ModuleType:
-    """Import the extension in a file, and check that it works here."""
-    loader = ExtensionFileLoader(NAME, str(path))
-    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+    """Import the extension in a file, if it may be trusted, and check that it works here."""
+    try:
+        file = trusted_files.open_file(path)
+    except FileNotFoundError as error:
+        raise NotLoadable(f"The native engine is gone from {path}: run {AGAIN} to build it again.") from error
+    # Loaded by the descriptor that was checked, which stays open: Python knows extensions by their path.
+    opened = f"/proc/self/fd/{file}"
+    source = opened if os.path.exists(opened) else str(path)
+    loader = ExtensionFileLoader(NAME, source)
+    spec = importlib.util.spec_from_file_location(NAME, source, loader=loader)
     assert spec is not None
     try:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
+        module.__file__ = str(path)
     except Exception as error:
         raise NotLoadable(
             f"The native engine was built but cannot be loaded ({one_line(error)}): "
@@ -106,8 +116,6 @@ def try_in_a_process(path: Path) -> None:
         raise NativeUnavailable(message)
 
 
-CACHE: Final = "SIGHTLINE_CACHE"
-
 _BUILT: Final = "_observer.so"
 _FACTS: Final = "facts.json"
 _LOG: Final = "build.log"
@@ -149,33 +157,15 @@ class Builder:
     def existing(self) -> Path | None:
         """The extension if it was built before, and may be trusted."""
         path = self._built_elsewhere() if self.toolchain.compiler is None else self.folder / _BUILT
-        if path is None:
-            return None
-        try:
-            file, parent = path.stat(), path.parent.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except PermissionError as error:
-            raise NativeUnavailable(
-                f"The native engine in {path.parent} cannot be read by this user: make it readable with "
-                f"`chmod -R a+rX`, or set {CACHE} to another folder."
-            ) from error
-        for each in (file, parent):
-            # Loading it runs it, so no other user may have been able to write it.
-            if each.st_uid not in (0, os.geteuid()) or each.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise NativeUnavailable(
-                    f"The native engine in {path.parent} is not loaded, because another user owns it or "
-                    f"can write it: remove it, or set {CACHE} to a folder of your own."
-                )
-        return path
+        return path if path is not None and trusted_files.exists(path) else None
 
     def _built_elsewhere(self) -> Path | None:
         """The build of the same sources by any compiler: containers are often run without one."""
         expected = self.toolchain.facts(self.sources)
         for path in sorted(self.cache.glob(f"native/*/{_FACTS}")):
             try:
-                facts = json.loads(path.read_text("utf-8"))
-            except (OSError, ValueError):
+                facts = json.loads(trusted_files.read_text(path) or "")
+            except (OSError, ValueError, NativeUnavailable):
                 continue
             if isinstance(facts, dict) and facts | {"compiler": None} == expected:
                 if (path.parent / _BUILT).is_file():
@@ -185,7 +175,7 @@ class Builder:
     def failure(self) -> str | None:
         """The sentence of an earlier build that failed; it is not tried again at every recording."""
         try:
-            return (self.folder / _FAILED).read_text("utf-8").strip() or None
+            return (trusted_files.read_text(self.folder / _FAILED) or "").strip() or None
         except OSError:
             return None
 
@@ -209,7 +199,9 @@ class Builder:
             return path
         self.check()
         try:
+            trusted_files.check_folder(self.folder)
             _make_private(self.folder)
+            trusted_files.check_folder(self.folder)  # another user may have been faster
             with _locked(self.folder / _LOCK) as locked:
                 path = self.existing()  # another process may have built it meanwhile
                 if path is not None:
@@ -228,7 +220,9 @@ class Builder:
         """Compile and try it in a temporary folder, then move it to its path in one step."""
         target = self.folder / _BUILT
         began = time.monotonic()
-        _say(f"sightline: building the native engine for torch {self.toolchain.torch}, once (about 15 s) … ")
+        write_progress(
+            f"sightline: building the native engine for torch {self.toolchain.torch}, once (15 to 60 s) … "
+        )
         ending = "stopped"
         try:
             with tempfile.TemporaryDirectory(prefix=_WORK, dir=self.folder) as work:
@@ -238,10 +232,10 @@ class Builder:
                     try_in_a_process(built)
                 except NativeUnavailable as error:
                     ending = "failed"
-                    (self.folder / _FAILED).write_text(f"{error}\n", "utf-8")
+                    trusted_files.write_text(self.folder / _FAILED, f"{error}\n")
                     raise
                 facts = json.dumps(self.toolchain.facts(self.sources), indent=1)
-                (self.folder / _FACTS).write_text(facts, "utf-8")
+                trusted_files.write_text(self.folder / _FACTS, facts)
                 built.chmod(0o755)
                 built.replace(target)
             (self.folder / _FAILED).unlink(missing_ok=True)
@@ -249,7 +243,7 @@ class Builder:
             if warned:
                 ending += f", with warnings: {self.folder / _LOG}"
         finally:
-            _say(f"{ending}.\n")
+            write_progress(f"{ending}.\n")
         return target
 
     def _compile(self, target: Path) -> bool:
@@ -285,7 +279,7 @@ class Builder:
         if self.toolchain.sanitize:
             environment.pop("LD_PRELOAD", None)  # the sanitizer's library is for Python, not for the compiler
         failed, text = _run(command, environment, work / "output.txt")
-        log.write_text(text, "utf-8")
+        trusted_files.write_text(log, text)
         return text if failed else ""
 
 
@@ -308,13 +302,13 @@ def _locked(path: Path) -> Iterator[bool]:
 
     waited = False
     end = time.monotonic() + _WAIT_SECONDS
-    with path.open("a") as file:
+    with trusted_files.lock_file(path) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if not waited:
-                    _say("sightline: waiting for another process that builds the native engine.\n")
+                    write_progress("sightline: waiting for another process that builds the native engine.\n")
                 waited = True
                 if time.monotonic() > end:
                     raise NativeUnavailable(
@@ -338,7 +332,7 @@ def _unwritable(cache: Path, error: OSError) -> NativeUnavailable:
     )
 
 
-def _say(text: str) -> None:
+def write_progress(text: str) -> None:
     """Print progress on standard error, if the process has one."""
     with suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(text)

@@ -29,6 +29,7 @@ struct Site {
 struct CallableTraits {
   int32_t info = -1;  // -1: calls of it are no API calls
   bool several = false;  // one call may run several ops, one after the other
+  bool indexes = false;  // it reads or writes what an index selects
   bool returns_nothing = false;
   bool by_op = false;  // no function of torch's: the op says what was called
   bool backward = false;

@@ -30,7 +30,7 @@ _IN_PLACE_METHODS: Final = {
     "**": "pow_", "&": "__iand__", "|": "__ior__", "^": "__ixor__", "<<": "__ilshift__",
     ">>": "__irshift__",
 }  # fmt: skip
-_COMPARE_METHODS: Final = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+_COMPARE_METHODS: Final = {"<": "lt", "<=": "le", "==": "__eq__", "!=": "ne", ">": "gt", ">=": "ge"}
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _UNARY_METHODS: Final = {"UNARY_NEGATIVE": "neg", "UNARY_INVERT": "bitwise_not", "UNARY_POSITIVE": "positive"}
 

@@ -9,6 +9,7 @@
 #include <ATen/SequenceNumber.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 namespace sightline {
 
@@ -58,16 +59,20 @@ int64_t current_node() {
   return number > uint64_t{1} << 62 ? -2 : static_cast<int64_t>(number);
 }
 
+// What is queued for the end of a backward pass, as by DistributedDataParallel, runs in no node.
+bool in_backward() { return current_node() != -1 || torch::autograd::get_current_graph_task_id() >= 0; }
+
 int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64_t end) {
   const Region region = std::move(state.region);
   state.region = Region{};
   recording.last_region = region.id;
   recording.ops.write(
-      {region.id, region.info, region.form, recording.no_form, region.stack, state.top().call, -1,
-       state.number << kThreadShift | (node == -1 ? state.phase : static_cast<int>(kBackward)),
-       static_cast<int64_t>(at::sequence_number::peek()), node, region.start - recording.begin,
-       end - region.start - (state.spent - region.spent)},
-      region.inputs.data(), region.inputs.size(), nullptr, 0);
+      {.sequence = static_cast<int64_t>(at::sequence_number::peek()), .node = node,
+       .start = region.start - recording.begin, .duration = end - region.start - (state.spent - region.spent),
+       .id = region.id, .info = region.info, .form = region.form, .result = recording.no_form, .stack = region.stack,
+       .call = state.top().call,
+       .bits = state.number << kThreadShift | (node == -1 ? state.phase : static_cast<int>(kBackward))},
+      region.inputs, c10::ArrayRef<int32_t>());
   return region.id;
 }
 
@@ -129,7 +134,8 @@ void begin_op(
   for (const c10::IValue& value : given) read(value, arguments);
   if (outermost) {
     state.node = current_node();
-    recording.in_backward = state.node != -1;
+    state.task = torch::autograd::get_current_graph_task_id();
+    recording.in_backward = state.in_backward();
     if (recording.wants_api) {
       begin_api_call(recording, state, *traits, arguments, given, entered, lock);
     } else {
@@ -161,7 +167,8 @@ void begin_op(
           const int32_t id = recording.values.next++;
           const void* storage = storage_of(tensor->unsafeGetTensorImpl());
           recording.values.rows.push_back(
-              {reinterpret_cast<int64_t>(storage), 0, id, metadata, -1, -1, -1, 4, tensor->requires_grad()});
+              {.storage = reinterpret_cast<int64_t>(storage), .offset = 0, .id = id, .meta = metadata,
+               .kind = kKindConstant, .flags = static_cast<int16_t>(tensor->requires_grad() ? kRequiresGrad : 0)});
           recording.values.know(*tensor, id);
         }
       }
@@ -232,15 +239,15 @@ void end_op(
         if (std::find(made.begin(), made.end(), value) == made.end()) made.push_back(value);
       }
     }
-    const int phase = state.node != -1 ? kBackward : state.phase;
+    const int phase = state.in_backward() ? kBackward : state.phase;
     const int flags = (raised ? kRaised : 0) | (traits.mutates != 0 ? kMutates : 0);
     const int32_t result = raised ? recording.no_form : recording.result_form(traits, outputs, false, lock);
     recording.ops.write(
-        {op.id, traits.number, op.form, result, state.stack, state.top().call, state.api.id,
-         state.number << kThreadShift | flags << kFlagShift | phase,
-         static_cast<int64_t>(at::sequence_number::peek()), state.node,
-         op.start - recording.begin, end - op.start},
-        op.inputs.data(), op.inputs.size(), made.data(), made.size());
+        {.sequence = static_cast<int64_t>(at::sequence_number::peek()), .node = state.node,
+         .start = op.start - recording.begin, .duration = end - op.start, .id = op.id, .info = traits.number,
+         .form = op.form, .result = result, .stack = state.stack, .call = state.top().call, .parent = state.api.id,
+         .bits = state.number << kThreadShift | flags << kFlagShift | phase},
+        op.inputs, made);
     if (raised) recording.raised_stack = state.stack;
     const bool odd = recording.measurements.on() && !raised && measure_op(recording, state, op, results, lock);
     if (recording.observes_ops || odd) notify_op(recording, state, op, outputs, result, phase, raised, odd, lock);
@@ -305,9 +312,11 @@ void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
     if (event.scope() == at::RecordScope::BACKWARD_FUNCTION) {
       if (state->nodes.empty() || state->nodes.back().first != &event) return;
       if (state->region.id >= 0 && state->region.node == &event) {
-        const int32_t made = end_region(recording, *state, state->nodes.back().second, end);
+        const auto node = static_cast<long long>(state->nodes.back().second);
+        const int32_t stack = state->region.stack, info = state->region.info;
+        const int32_t made = end_region(recording, *state, node, end);
         ask(lock, [&] {
-          Owned answer(PyObject_CallMethod(recording.host, "note_region", "i", made));
+          Owned answer(PyObject_CallMethod(recording.host, "note_region", "iiiL", made, info, stack, node));
           if (PyErr_Occurred()) recording.fault();
         });
       }

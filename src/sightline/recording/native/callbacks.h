@@ -20,6 +20,9 @@ ThreadState* state_of(size_t slot, Recording& recording);
 // has none, as those that accumulate into a leaf.
 int64_t current_node();
 
+// Whether this thread runs a part of a backward pass.
+bool in_backward();
+
 // Have the ops of this thread, and of those that work for it, recorded.
 void listen(size_t slot);
 // Also have the autograd nodes seen: a compiled one is one opaque op. Torch then reports every node, which costs more

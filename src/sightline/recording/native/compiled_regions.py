@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from sightline.recording.compilations import AfterImport, Compilations, is_wrapper, region_name
+from sightline.recording.observers import notify_region
 from sightline.recording.operations import OPAQUE, add_info, opaque_traits
 from sightline.recording.torchapi import Tensor, no_torch_function
 
@@ -112,8 +113,12 @@ def enter_region(session: NativeSession, wrapper: FrameType) -> None:
     with no_torch_function():
         _note_tensors(session, wrapper.f_back)
         info = opaque_info(session, region_name(session, local.get("fn")))
-        form, inputs = session.read(local.get("args", ()), local.get("kwargs"))
-    session.recording.enter_region(info, form, inputs, wrapper.f_back)
+        args, kwargs = local.get("args", ()), local.get("kwargs")
+        form, inputs = session.read(args, kwargs)
+    begun = session.recording.enter_region(info, form, inputs, wrapper.f_back)
+    if begun is not None:
+        number, stack = begun
+        notify_region(session, session.infos[info], number, stack, inputs, args, kwargs, form)
 
 
 def opaque_info(session: SessionBase, name: str) -> int:

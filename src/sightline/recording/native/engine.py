@@ -18,7 +18,15 @@ import torch
 
 from sightline.errors import NativeUnavailable, UsageError
 from sightline.options import one_of
-from sightline.recording.native.builder import NAME, Builder, NotLoadable, cache_folder, import_extension
+from sightline.process_rank import this_rank
+from sightline.recording.native.builder import (
+    NAME,
+    Builder,
+    NotLoadable,
+    cache_folder,
+    import_extension,
+    write_progress,
+)
 from sightline.recording.native.compiler import Toolchain, find_compiler
 
 ENGINES: Final = ("auto", "native", "python")
@@ -28,6 +36,7 @@ SOURCES: Final = Path(__file__).parent
 _lock: Final = threading.Lock()
 #: The outcome of the first `load` of this process: the extension, or the sentence why there is none.
 _outcome: ModuleType | str | None = None
+_has_warned = False
 
 
 @dataclass(frozen=True)
@@ -43,19 +52,45 @@ class Status:
     cache: Path | None  #: None where the user has no home
 
 
-def resolve_engine(engine: str) -> Literal["native", "python"]:
+@dataclass(frozen=True)
+class Choice:
+    """The engine of a recording."""
+
+    engine: Literal["native", "python"]
+    reason: str = ""  #: why the plain engine records though nobody asked for it, a sentence
+
+
+def choose_engine(engine: str) -> Choice:
     """The engine that ``engine=`` means here; "auto" leaves it to ``$SIGHTLINE_ENGINE``."""
     one_of("engine", engine, ENGINES)
     choice = _environment_choice() if engine == "auto" else engine
     if choice == "python":
-        return "python"
+        return Choice("python")
     try:
         load()
-    except NativeUnavailable:
+    except NativeUnavailable as error:
         if choice == "native":
             raise
-        return "python"
-    return "native"
+        return Choice("python", str(error))
+    return Choice("native")
+
+
+def resolve_engine(engine: str) -> Literal["native", "python"]:
+    """The name of the engine that ``engine=`` means here."""
+    return choose_engine(engine).engine
+
+
+def warn_of_fallback(reason: str) -> None:
+    """Say once per process, on standard error, that the plain engine records and why.
+
+    A line and no Python warning: where warnings are errors, a recording must not fail the run.
+    """
+    global _has_warned  # noqa: PLW0603 — once per process
+    process = this_rank()
+    if _has_warned or (process is not None and process.local_rank):
+        return
+    _has_warned = True
+    write_progress(f"sightline: the plain engine records, which is slower. {reason}\n")
 
 
 def load() -> ModuleType:
@@ -83,7 +118,7 @@ def status(build: bool = False) -> Status:
     if choice == "python":
         return _status("python", f"{ENGINE}=python is set.", path)
     if path is None:
-        reason = "It is built when it is first used, in about 15 s; `sightline engine --build` builds it now."
+        reason = "It is built when it is first used, in 15 to 60 s; `sightline engine --build` builds it now."
         return _status("native", reason, None)
     return _status("native", "It is built for this torch and this Python, and loads.", path)
 

@@ -226,7 +226,8 @@ PyObject* recording_exclude_time(PyObject* self, PyObject* nanoseconds) {
   Py_RETURN_NONE;
 }
 
-// enter_region(info, form, inputs, frame): compiled code begins, called from `frame`.
+// enter_region(info, form, inputs, frame): compiled code begins, called from `frame`; the number of its op and its
+// stack, or None where nothing begins.
 PyObject* recording_enter_region(PyObject* self, PyObject* args) {
   int info, form;
   PyObject *inputs, *frame;
@@ -243,7 +244,7 @@ PyObject* recording_enter_region(PyObject* self, PyObject* args) {
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(inputs); ++at) {
     state->region.inputs.push_back(static_cast<int32_t>(PyLong_AsLong(PyList_GET_ITEM(inputs, at))));
   }
-  Py_RETURN_NONE;
+  return Py_BuildValue("(ii)", state->region.id, stack);
 }
 
 // leave_region(): it has ended; the number of its op, or -1.
@@ -395,6 +396,8 @@ PyMethodDef module_methods[] = {
     {"after_fork", after_fork, METH_NOARGS, "Forget everything, in a forked child."},
     {"delay_termination", delay_termination, METH_O, "SIGTERM ends the process so many seconds later."},
     {"restore_termination", restore_termination, METH_NOARGS, "SIGTERM as it was."},
+    {"has_crashed", has_crashed, METH_NOARGS, "Whether a thread has crashed and waits."},
+    {"written_after_crash", written_after_crash, METH_NOARGS, "The last batch of a recording is written."},
     {"address_at", address_at, METH_VARARGS, "The address an object holds so many bytes into itself."},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_observer", "The native engine.", -1, module_methods,

@@ -74,6 +74,7 @@ struct CodeTraits {
   int32_t number;  // position in the recording's list of codes
   bool hidden;  // torch's own frames around a module call: left out of stacks
   bool api;  // a torch function written in Python, which counts as one API call
+  bool engine;  // torch's function that calls autograd's engine
 };
 
 // The trie of frames: a stack is the number of its innermost node, -1 the empty stack.

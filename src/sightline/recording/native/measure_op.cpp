@@ -5,7 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <cmath>
@@ -78,11 +77,7 @@ DeviceTables::Outcome measure_copy(Recording& recording, const DeviceResult& res
   const at::TensorBase& tensor = *result.tensor;
   if (tensor.is_neg() || tensor.is_complex() || tensor.is_contiguous()) return DeviceTables::kUnfit;
   try {
-    const at::RecordFunctionGuard unobserved(false);
-    const c10::impl::ExcludeDispatchKeyGuard plain(
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-        c10::functorch_transforms_ks | c10::python_ks |
-        c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::PythonTLSSnapshot}));
+    const Unobserved unobserved;
     const at::Tensor copy = at::Tensor(tensor).contiguous();
     if (!recording.measurements.tables.fits(copy)) return DeviceTables::kUnfit;
     size_t done;
@@ -341,8 +336,9 @@ void measure_parameters(Recording& recording, PyObject* module, int32_t number, 
 
 bool is_checkpoint(const Recording& recording, const Ids& outputs) {
   const Measurements& found = recording.measurements;
-  if (!found.checks || !found.reports) return false;
-  if (found.devices != 0 || found.tables.rings()) return true;
+  const bool reports = found.checks && found.reports;
+  if (reports && (found.devices != 0 || found.tables.rings())) return true;
+  if (!reports && found.depth == Measurements::kNothing) return false;
   return recording.last_region >= 0 && std::any_of(outputs.begin(), outputs.end(), [&](int32_t value) {
     return value >= 0 && !found.known(value);
   });

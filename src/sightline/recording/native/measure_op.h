@@ -23,7 +23,8 @@ using Tensors = c10::SmallVector<at::Tensor, 8>;
 // `held` keeps them meanwhile, and is freed without the mutex.
 void measure_parameters(Recording& recording, PyObject* module, int32_t number, Tensors& held, Lock& lock);
 
-// Whether the check wants to look, now that a module has returned: at what compiled code has made, or at a device.
+// Whether Python has to look at what a module returned: at results of compiled code, which are not measured yet, or, for
+// the check, at a device.
 bool is_checkpoint(const Recording& recording, const Ids& outputs);
 
 }  // namespace sightline

@@ -12,8 +12,8 @@ from sightline.recording.native.schema_forms import dtype_name
 from sightline.recording.statistics.cpu import Columns, Implied, StatisticsBuffer, TensorStatistics
 from sightline.recording.statistics.device import Alarm, Cells, DeviceStatistics
 from sightline.recording.statistics.fingerprints import row_weights_on
+from sightline.schema.streams import COUNTS, FLOATS, LANES
 from sightline.trace.assembly.arrays import IntArray
-from sightline.trace.assembly.row_columns import COUNTS, FLOATS, LANES
 
 _WIDTH = COUNTS + LANES + FLOATS
 

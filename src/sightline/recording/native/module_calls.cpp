@@ -10,9 +10,10 @@
 namespace sightline {
 namespace {
 
-// The recordings that this thread works for; module hooks are the process's, and find theirs here.
+// The recordings that this thread works for; module hooks are the process's, and find theirs here. How many there are.
 template <class Visit>
-void each_here(Visit visit) {
+int each_here(Visit visit) {
+  int count = 0;
   const uint64_t thread = this_thread();
   for (size_t slot = 0; slot < kSlots; ++slot) {
     Recording& recording = slots[slot];
@@ -22,14 +23,26 @@ void each_here(Visit visit) {
     Lock lock(recording.mutex);  // its holder releases it before it asks for the GIL, which this thread has
     if (thread != recording.owner && recording.threads.find(thread) == recording.threads.end()) continue;
     ThreadState* state = state_of(slot, recording);
-    const bool in_backward = current_node() != -1;
-    if (state == nullptr || !(state->own || in_backward)) continue;
+    const bool backward = in_backward();
+    if (state == nullptr || !(state->own || backward)) continue;
+    ++count;
     try {
-      recording.in_backward = in_backward;
+      recording.in_backward = backward;
       visit(recording, *state, lock, dead);
     } catch (...) {  // of torch's, about a tensor that is like no other: it must not reach the interpreter
       recording.faults.fetch_add(1);
     }
+  }
+  return count;
+}
+
+// A module is called on a thread that no recording is of: all that run note that they miss it.
+void note_elsewhere(PyObject* module) {
+  for (Recording& recording : slots) {
+    const Recording::Visit in(recording);
+    if (!recording.running.load(std::memory_order_acquire)) continue;
+    const Lock lock(recording.mutex);  // as above
+    if (++recording.calls_elsewhere == 1) recording.module_elsewhere = Py_TYPE(module)->tp_name;
   }
 }
 
@@ -63,7 +76,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   PyObject *module = given[0], *args = given[1];
   const Frame* inner = current_frame();
   Tensors parameters;  // freed after the mutex is given up
-  each_here([&](Recording& recording, ThreadState& state, Lock& lock, Storages::Dead& dead) {
+  const int here = each_here([&](Recording& recording, ThreadState& state, Lock& lock, Storages::Dead& dead) {
     if (!state.api.backward) end_api_call(recording, state, lock);
     if (state.calls.empty()) recording.values.memory.look_at_all(entered - recording.begin, dead);
     // A frame that is about to call `forward` is at the place of one that has: that call ended without its hook.
@@ -88,7 +101,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     call.id = recording.next_id++;
     const int outer_phase = state.phase;
     if (state.phase == kOptimizer) state.phase = kForward;  // a module's work is no update, even if an optimizer calls it
-    call.bits = state.number << kThreadShift | (current_node() == -1 ? state.phase : static_cast<int>(kBackward));
+    call.bits = state.number << kThreadShift | (recording.in_backward ? static_cast<int>(kBackward) : state.phase);
     call.bits |= mode_of(module) << kFlagShift;
     state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false, outer_phase});
     call.start = now();
@@ -107,6 +120,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     state.spent += open.start - entered;
     open.spent = state.spent;
   });
+  if (here == 0 && !in_backward()) note_elsewhere(module);
   Py_RETURN_NONE;
 }
 

@@ -41,6 +41,8 @@ void notify_api_call(Recording& recording, ThreadState& state, int32_t id, Lock&
   PyObject* given = std::exchange(state.api.given, nullptr);
   const std::vector<WeakTensor> results = std::move(state.api.results);
   state.api.results.clear();
+  const std::vector<int32_t> metadata = std::move(state.api.result_metadata);
+  state.api.result_metadata.clear();
   const std::vector<int32_t> inputs = api.inputs;
   const int32_t info = api.info, stack = api.stack, form = api.form, result_form = api.result;
   const int phase = api.bits & ((1 << kFlagShift) - 1), worker = !state.own;
@@ -54,8 +56,9 @@ void notify_api_call(Recording& recording, ThreadState& state, int32_t id, Lock&
       if (object) PyList_Append(list, object.get());
     }
     Owned answer(PyObject_CallMethod(
-        recording.host, "api_call_ended", "iiiiiNNNiii", info, id, stack, phase, worker,
-        python_numbers(inputs.data(), inputs.size()), given, list, form, result_form, raised));
+        recording.host, "api_call_ended", "iiiiiNNNNiii", info, id, stack, phase, worker,
+        python_numbers(inputs.data(), inputs.size()), given, list, python_numbers(metadata.data(), metadata.size()), form,
+        result_form, raised));
     if (!answer) recording.fault();
   });
 }

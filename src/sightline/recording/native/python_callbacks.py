@@ -1,7 +1,8 @@
 """The callbacks that C++ makes into Python: to describe what it meets, and to notify observers.
 
 C++ asks once for each operator, code object, form of arguments, type, module and tensor from outside, and
-refers to it by number from then on.
+refers to it by number from then on. Nothing that is active on the thread sees what these callbacks do, as in
+`torchapi.unobserved`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from sightline.recording.arguments import form_of, has_parts
 from sightline.recording.atomic import append_numbered
 from sightline.recording.compilations import COMPILED_BACKWARD
-from sightline.recording.native.api_names import ApiNames, is_torch_function
+from sightline.recording.native.api_names import ApiNames, calls_engine, is_torch_function
 from sightline.recording.native.buffers import (
     DEVICE,
     MAPPING,
@@ -38,12 +39,12 @@ from sightline.recording.native.schema_forms import (
     split_arguments,
     traits_of,
 )
-from sightline.recording.observers import ObservedCall, ObservedOp
+from sightline.recording.observers import ObservedCall, ObservedOp, notify_region
 from sightline.recording.operations import add_info, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden
 from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT
-from sightline.recording.torchapi import Tensor, below_autograd, no_dispatch, no_torch_function
+from sightline.recording.torchapi import Tensor
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Form
 
@@ -85,9 +86,10 @@ class Host(SessionBase):
         measured = traits.uninitialized, traits.relabels, traits.keeps_order, traits.maybe, traits.preserves
         return info.number, not traits.noise, traits.constant, traits.aliases, mutates, selected, *measured
 
-    def new_code(self, code: CodeType) -> tuple[int, bool, bool]:
-        """A code object: its number, whether its frames are hidden, whether it is a torch function."""
-        return append_numbered(self.stacks.codes, code), is_hidden(code), is_torch_function(code)
+    def new_code(self, code: CodeType) -> tuple[int, bool, bool, bool]:
+        """A code object: see C++'s ``CodeTraits``."""
+        number = append_numbered(self.stacks.codes, code)
+        return number, is_hidden(code), is_torch_function(code), calls_engine(code)
 
     def new_site(self, code: CodeType, offset: int) -> tuple[Any, ...]:
         """An instruction that calls torch: see C++'s ``Site``."""
@@ -96,7 +98,7 @@ class Host(SessionBase):
         spread = site.keywords, site.is_tuple, site.args_slot, site.kwargs_slot
         return *where, method, mirrored, site.names, *spread
 
-    def new_callable(self, called: Any) -> tuple[int, bool, bool, bool]:
+    def new_callable(self, called: Any) -> tuple[int, bool, bool, bool, bool]:
         """A callable: see C++'s ``CallableTraits``."""
         return self.api_names.callable(called)
 
@@ -124,10 +126,9 @@ class Host(SessionBase):
         form = _api_forms.get(cache_key) if key else None
         if form is None:
             args, kwargs = self._call_arguments(maker, number, values, names, keywords)
-            with no_torch_function():
-                if not key:
-                    return self.arguments.read(self.arguments.form_numbers, args, kwargs, ids), ids
-                form = form_of(args, kwargs)
+            if not key:
+                return self.arguments.read(self.arguments.form_numbers, args, kwargs, ids), ids
+            form = form_of(args, kwargs)
             _remember(_api_forms, cache_key, form)
         return self.arguments.forms.add(form), ids
 
@@ -174,8 +175,7 @@ class Host(SessionBase):
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, list[int]]:
         """Form and values of arguments that C++ cannot read."""
         ids: list[int] = []
-        with no_torch_function():
-            return self.arguments.read(self.arguments.form_numbers, args, kwargs, ids), ids
+        return self.arguments.read(self.arguments.form_numbers, args, kwargs, ids), ids
 
     def new_type(self, kind: type) -> int:
         """How C++ reads objects of a type."""
@@ -206,24 +206,24 @@ class Host(SessionBase):
         """The number of the metadata of any other tensor."""
         return self.values.describe(tensor)
 
-    def explain_tensor(self, tensor: Any, number: int) -> tuple[int, int, int, int]:
-        """Kind, producer, base and flags of a tensor that no recorded op made."""
-        with no_torch_function():
-            kind, name, producer = self.explain(tensor)
-            base = -1
-            if kind in (EXTERNAL, INPUT):
-                base = self.values.find_base(tensor)
-                kind = kind if base < 0 else ACTIVATION
-            self.values.note(tensor, number, name)
-            return kind, producer, base, int(bool(tensor.requires_grad))
+    def explain_tensor(self, tensor: Any, number: int, nbytes: int) -> tuple[int, int, int, int]:
+        """Kind, producer, base and flags of a tensor that no recorded op made, with so many bytes."""
+        kind, name, producer = self.explain(tensor)
+        base = -1
+        if kind in (EXTERNAL, INPUT):
+            base = self.values.find_base(tensor)
+            kind = kind if base < 0 else ACTIVATION
+        self.values.note(number, name, nbytes)
+        return kind, producer, base, int(bool(tensor.requires_grad))
 
     def compiled_backward(self) -> int:
         """The number of the opaque operation of compiled backward passes."""
         return opaque_info(self, COMPILED_BACKWARD)
 
-    def note_region(self, op: int) -> None:
-        """An opaque op was written, whose outputs are not known yet."""
+    def note_region(self, op: int, info: int, stack: int, node: int) -> None:
+        """The opaque op of a compiled backward pass was written, whose outputs are not known yet."""
         self.regions.append(op)
+        notify_region(self, self.infos[info], op, stack, node=node)
 
     def module(self, module: Any) -> int:
         """The number of a module that is called."""
@@ -262,13 +262,11 @@ class Host(SessionBase):
 
     def measure_on_device(self, value: int, tensor: Any) -> None:
         """Measure the result of an op on a device that C++ has no kernel for."""
-        with no_torch_function(), no_dispatch(), below_autograd():
-            self._device_statistics.add(value, tensor)
+        self._device_statistics.add(value, tensor)
 
     def prepare_device(self, device: int, stream: int, scalar_type: int, many: int, size: int) -> None:
         """Make what C++ needs to measure tensors of a dtype on a device."""
-        with no_torch_function(), no_dispatch(), below_autograd():
-            self._device_statistics.prepare(device, stream, scalar_type, bool(many), size)
+        self._device_statistics.prepare(device, stream, scalar_type, bool(many), size)
 
     @property
     def _device_statistics(self) -> NativeDeviceStatistics:
@@ -279,7 +277,8 @@ class Host(SessionBase):
 
     def api_call_ended(
         self, info: int, number: int, stack: int, phase: int, worker: int, ids: list[int],
-        call: tuple[str, int, Any, Any, Any], results: list[Any], form: int, result_form: int, raised: int,
+        call: tuple[str, int, Any, Any, Any], results: list[Any], metadata: list[int], form: int,
+        result_form: int, raised: int,
     ) -> None:  # fmt: skip
         """An API call has ended: notify the observers."""
         assert self.observer is not None
@@ -289,6 +288,7 @@ class Host(SessionBase):
             ObservedOp(
                 self.infos[info], number, stack, phase, None, None, self.context()[0], bool(worker), ids,
                 args, kwargs, result, bool(raised), *self._forms(form, result_form),
+                result_metas=[self.values.metas[one] for one in metadata],
             )
         )  # fmt: skip
 

@@ -157,10 +157,11 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
     if (wants_aten && last_region >= 0) return produced(tensor, last_region, nullptr, lock);
   }
   const int32_t id = values.next++;
-  ValueRow row{0, 0, id, 0, -1, -1, -1, 7, 0};
+  ValueRow row{.storage = 0, .offset = 0, .id = id, .kind = kKindExternal, .flags = 0};
   ask(lock, [&] {
     Owned object(THPVariable_Wrap(tensor));
-    Owned answer(object ? PyObject_CallMethod(host, "explain_tensor", "Oi", object.get(), id) : nullptr);
+    const auto bytes = static_cast<long long>(storage_bytes(tensor.unsafeGetTensorImpl()));
+    Owned answer(object ? PyObject_CallMethod(host, "explain_tensor", "OiL", object.get(), id, bytes) : nullptr);
     int kind, flags;
     if (!answer || !PyArg_ParseTuple(answer.get(), "iiii", &kind, &row.producer, &row.base, &flags)) {
       fault();
@@ -169,9 +170,9 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
     row.kind = static_cast<int16_t>(kind);
     row.flags = static_cast<int16_t>(flags);
   });
-  row.metadata = metadata_of(tensor, lock);
+  row.meta = metadata_of(tensor, lock);
   if (const void* storage = storage_of(tensor.unsafeGetTensorImpl())) {
-    row.address = reinterpret_cast<int64_t>(storage);
+    row.storage = reinterpret_cast<int64_t>(storage);
     row.offset = tensor.storage_offset();
   }
   values.rows.push_back(row);
@@ -189,10 +190,11 @@ int32_t Recording::replaced(const at::TensorBase& tensor, const KnownTensor& bef
   const int32_t base = moved && storage != nullptr ? values.find_storage(storage, impl) : -1;
   const int32_t metadata = metadata_of(tensor, lock);
   const int32_t id = values.next++;
-  const int flags = (tensor.requires_grad() ? 1 : 0) | (moved && base < 0 ? kMoved : 0);
+  const int flags = (tensor.requires_grad() ? kRequiresGrad : 0) | (moved && base < 0 ? kMoved : 0);
   values.rows.push_back(
-      {reinterpret_cast<int64_t>(storage), storage ? impl->storage_offset() : 0, id, metadata, -1, previous, base, 5,
-       static_cast<int16_t>(flags)});
+      {.storage = reinterpret_cast<int64_t>(storage), .offset = storage ? impl->storage_offset() : 0, .id = id,
+       .meta = metadata, .previous = previous, .base = base, .kind = kKindActivation,
+       .flags = static_cast<int16_t>(flags)});
   values.know_storage(tensor, id, metadata);
   values.know(tensor, id);
   return id;
@@ -204,7 +206,8 @@ int32_t Recording::new_version(const at::TensorBase& tensor, int32_t op, int32_t
   const void* storage = storage_of(impl);
   const int32_t id = values.next++;
   values.rows.push_back(
-      {reinterpret_cast<int64_t>(storage), storage ? impl->storage_offset() : 0, id, metadata, op, previous, -1, 5, 0});
+      {.storage = reinterpret_cast<int64_t>(storage), .offset = storage ? impl->storage_offset() : 0, .id = id,
+       .meta = metadata, .producer = op, .previous = previous, .kind = kKindActivation, .flags = 0});
   values.know_storage(tensor, id, metadata);
   values.know(tensor, id);
   return id;
@@ -225,9 +228,12 @@ int32_t Recording::produced(const at::TensorBase& tensor, int32_t op, const Open
   if (!wants_aten && op >= 0) {  // ops are not seen, so memory alone shows what is a view of what
     const void* storage = storage_of(impl);
     values.rows.push_back(
-        {reinterpret_cast<int64_t>(storage), storage ? impl->storage_offset() : 0, id, metadata, op, -1, -1, 5, 0});
+        {.storage = reinterpret_cast<int64_t>(storage), .offset = storage ? impl->storage_offset() : 0, .id = id,
+         .meta = metadata, .producer = op, .kind = kKindActivation, .flags = 0});
   } else if (view) {
-    values.rows.push_back({0, impl->storage_offset(), id, metadata, op, -1, from->alias_value, 5, 0});
+    values.rows.push_back(
+        {.storage = 0, .offset = impl->storage_offset(), .id = id, .meta = metadata, .producer = op,
+         .base = from->alias_value, .kind = kKindActivation, .flags = 0});
   } else {
     values.plain_rows.push_back({id, metadata, op});
   }
@@ -288,19 +294,20 @@ void Recording::learn_type(PyTypeObject* type, Lock& lock) {
 const CodeTraits* Recording::traits_of(PyCodeObject* code, Lock& lock) {
   auto found = stacks.codes.find(code);
   if (found != stacks.codes.end()) return &found->second;
-  CodeTraits traits{-1, true, false};
+  CodeTraits traits{-1, true, false, false};
   ask(lock, [&] {
     Owned answer(PyObject_CallMethod(host, "new_code", "O", code));
-    int hidden, api;
-    if (!answer || !PyArg_ParseTuple(answer.get(), "ipp", &traits.number, &hidden, &api)) {
+    int hidden, api, engine;
+    if (!answer || !PyArg_ParseTuple(answer.get(), "ippp", &traits.number, &hidden, &api, &engine)) {
       fault();
       return;
     }
     traits.hidden = hidden != 0;
     traits.api = api != 0;
+    traits.engine = engine != 0;
   });
   if (traits.number < 0) {
-    static const CodeTraits unknown{-1, true, false};
+    static const CodeTraits unknown{-1, true, false, false};
     return &unknown;
   }
   return &stacks.codes.emplace(code, traits).first->second;
@@ -360,8 +367,9 @@ void Recording::close_call(
   const Mark& mark = state.marks[call.mark];
   const int64_t duration = end - call.start - (state.spent - call.spent);
   calls.write(
-      {call.id, call.module, call.parent, mark.above, call.bits | flags << kFlagShift, call.input_form, form,
-       call.start - begin, duration, next_id++},
+      {.start = call.start - begin, .duration = duration, .end = next_id++, .id = call.id, .module = call.module,
+       .parent = call.parent, .stack = mark.above, .bits = call.bits | flags << kFlagShift,
+       .input_form = call.input_form, .output_form = form},
       call.inputs, outputs);
   state.phase = mark.outer_phase;
   state.marks.resize(call.mark);
@@ -463,6 +471,8 @@ void Recording::clear() {
   faults = 0;
   raised_stack = -1;
   last_region = -1;
+  calls_elsewhere = 0;
+  module_elsewhere.clear();
 }
 
 }  // namespace sightline

@@ -12,8 +12,11 @@
 #include "rows.h"
 #include "values.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <atomic>
 #include <chrono>
@@ -123,8 +126,11 @@ struct ApiCall {
   int instruction;
   bool python = false, backward = false, several = false, returns_nothing = false;
   c10::SmallVector<Place, 4> inside;  // where the frames inside a torch function were at the last op
-  OpTraits* first;
+  int task = -1, inner_task = -1;  // of a backward pass: autograd's number of it, and of one that it has started
+  // The call into C that the last op was part of; it is the API call itself unless that is a function of torch's.
+  const OpTraits* first;
   PyObject* subject;  // what an indexing call indexes; only its address is used
+  const void* tensor;  // the first tensor of the last op; only its address is used
   bool indexes;  // it is written as an index
   bool began;  // an op has taken the subject
   bool read_number;  // its last op has read a size that is one of its arguments
@@ -132,6 +138,7 @@ struct ApiCall {
   PyObject* given = nullptr;  // its arguments for observers, owned
   // Its results for observers. Not owned: torch copies a result that has a second owner.
   std::vector<WeakTensor> results;
+  std::vector<int32_t> result_metadata;  // of each result: it may be gone when observers are notified
   int32_t call;
   int bits;
   int64_t spent, spent_at_end;
@@ -159,11 +166,12 @@ struct ThreadState {
   int64_t spent = 0;  // our own time
   int32_t stack = -1;  // of the outermost open op
   int64_t node = -1;  // the autograd node it belongs to
+  int task = -1;  // autograd's number of the backward pass it runs in
+
+  bool in_backward() const { return node != -1 || task >= 0; }
 
   Mark& top() { return marks.back(); }
 };
-
-enum Phase { kForward, kBackward, kRecompute, kOptimizer };
 
 class Recording {
  public:
@@ -206,6 +214,8 @@ class Recording {
   int32_t one_tensor = -1;  // of a single tensor
   int32_t raised_stack = -1;  // of the last op that raised
   int32_t last_region = -1;  // the op that stands for compiled code
+  int64_t calls_elsewhere = 0;  // module calls on threads that nothing records
+  std::string module_elsewhere;  // the class of the first of them
   std::atomic<int> faults{0};  // of our own, that could not be passed on to Python
   Py_ssize_t kwargs_slot = -1;
 
@@ -269,6 +279,46 @@ class WithGil {
   PyGILState_STATE state_;
 };
 
+// What this thread does meanwhile is seen by nothing that is active on it: autograd, autocast, modes of functions and of
+// the dispatcher, subclasses, the transforms of torch.func, torch.jit.trace, profilers. Python's `torchapi.unobserved`.
+class Unobserved {
+ public:
+  Unobserved()
+      : keys_(c10::impl::tls_local_dispatch_key_set()),
+        functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
+        tracing_(torch::jit::tracer::getTracingState()) {
+    static const c10::DispatchKeySet unseen = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+        c10::autocast_dispatch_keyset | c10::functorch_transforms_ks | c10::python_ks |
+        c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::PythonTLSSnapshot});
+    c10::impl::LocalDispatchKeySet ours = keys_;
+    ours.included_ = c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+    ours.excluded_ = unseen;
+    c10::impl::_force_tls_local_dispatch_key_set(ours);
+    if (tracing_) torch::jit::tracer::setTracingState(nullptr);  // which sets a key of its own
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    // Torch's profiler with stacks takes our functions for a part of the op. A debugger may stop in them.
+    PyThreadState* thread = PyGILState_GetThisThreadState();
+    if (thread != nullptr && thread->c_profilefunc != nullptr && thread->c_tracefunc == nullptr && PyGILState_Check()) {
+      PyThreadState_EnterTracing(profiled_ = thread);
+    }
+  }
+  ~Unobserved() {
+    if (profiled_ != nullptr) PyThreadState_LeaveTracing(profiled_);
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
+    if (tracing_) torch::jit::tracer::setTracingState(tracing_);
+    c10::impl::_force_tls_local_dispatch_key_set(keys_);
+  }
+  Unobserved(const Unobserved&) = delete;
+  Unobserved& operator=(const Unobserved&) = delete;
+
+ private:
+  const at::RecordFunctionGuard profilers_{false};
+  const c10::impl::LocalDispatchKeySet keys_;
+  const at::impl::TorchFunctionDisabledState functions_;
+  const std::shared_ptr<torch::jit::tracer::TracingState> tracing_;
+  PyThreadState* profiled_ = nullptr;
+};
+
 // Give the mutex up, ask Python, take it again. False if Python is going away.
 template <class Ask>
 bool ask(Lock& lock, Ask ask_python) {
@@ -276,6 +326,7 @@ bool ask(Lock& lock, Ask ask_python) {
   bool asked = false;
   if (!_Py_IsFinalizing()) {
     WithGil gil;
+    const Unobserved unobserved;
     // The op's own exception, if one is in flight, is set aside while Python answers.
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);

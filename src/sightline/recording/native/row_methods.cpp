@@ -29,8 +29,8 @@ PyObject* recording_rows(PyObject* self, PyObject* args) {
       if (take) recording->calls.blocks.clear();
     } else if (wanted == "values") {
       for (const ValueRow& row : recording->values.rows) {
-        const int64_t numbers[] = {10, row.id, row.metadata, row.address, row.offset, row.kind,
-                                   row.producer, row.previous, row.base, row.flags};
+        int64_t numbers[ValueRow::kWidth];
+        row.write(numbers);
         out.insert(out.end(), std::begin(numbers), std::end(numbers));
       }
       if (take) recording->values.rows.clear();
@@ -78,16 +78,19 @@ PyObject* recording_open_rows(PyObject* self, PyObject*) {
       const ApiCall& api = state->api;
       if (api.id >= 0) {
         open_ops.write(
-            {api.id, api.info, api.form, recording->no_form, api.stack, api.call, -1,
-             api.bits | kUnfinished << kFlagShift, -1, -1, api.start - recording->begin, 0},
-            api.inputs.data(), api.inputs.size(), nullptr, 0);
+            {.start = api.start - recording->begin, .duration = 0, .id = api.id, .info = api.info, .form = api.form,
+             .result = recording->no_form, .stack = api.stack, .call = api.call,
+             .bits = api.bits | kUnfinished << kFlagShift},
+            api.inputs, c10::ArrayRef<int32_t>());
       }
       for (const OpenCall& call : state->calls) {
         open_calls.write(
-            {call.id, call.module, call.parent, state->marks[call.mark].above, call.bits | kUnfinished << kFlagShift,
-             call.input_form, recording->no_form, call.start - recording->begin,
-             current - call.start - (state->spent - call.spent), kNoEnd},
-            call.inputs, c10::SmallVector<int32_t, 1>());
+            {.start = call.start - recording->begin,
+             .duration = current - call.start - (state->spent - call.spent), .end = kNoEnd, .id = call.id,
+             .module = call.module, .parent = call.parent, .stack = state->marks[call.mark].above,
+             .bits = call.bits | kUnfinished << kFlagShift, .input_form = call.input_form,
+             .output_form = recording->no_form},
+            call.inputs, c10::ArrayRef<int32_t>());
       }
     }
     open_ops.append_to(ops);
@@ -109,12 +112,21 @@ PyObject* recording_counters(PyObject* self, PyObject*) {
       static_cast<Py_ssize_t>(recording->threads.size()), recording->faults.load());
 }
 
+// elsewhere(): how many modules were called on threads that nothing records, and the class of the first.
+PyObject* recording_elsewhere(PyObject* self, PyObject*) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return Py_BuildValue("(is)", 0, "");
+  const Lock lock(recording->mutex);
+  return Py_BuildValue("(Ls)", static_cast<long long>(recording->calls_elsewhere), recording->module_elsewhere.c_str());
+}
+
 }  // namespace
 
 std::vector<PyMethodDef> row_methods() {
   return {
       {"rows", recording_rows, METH_VARARGS, "rows(name, take): a stream of numbers."},
       {"open_rows", recording_open_rows, METH_NOARGS, "open_rows(): rows of what has not ended."},
+      {"elsewhere", recording_elsewhere, METH_NOARGS, "elsewhere(): module calls on threads that nothing records."},
       {"counters", recording_counters, METH_NOARGS, "counters(): how much was written."},
   };
 }

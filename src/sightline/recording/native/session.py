@@ -150,6 +150,7 @@ class NativeSession(Host):
         """Read back the small tables that C++ keeps."""
         if not self._counters:
             self.stacks.refresh(self.recording)
+            self.unrecorded_calls, self.unrecorded_module = self.recording.elsewhere()
 
     def written(self) -> int:
         return sum(self.counters()[:3])
@@ -173,12 +174,18 @@ class NativeSession(Host):
 
     @contextmanager
     def termination_delayed(self, seconds: float) -> Iterator[None]:
-        """A block in which SIGTERM ends the process so much later."""
+        """A block in which SIGTERM, an abort or a crash ends the process so much later at most."""
         self.native.delay_termination(seconds)
         try:
             yield
         finally:
             self.native.restore_termination()
+
+    def has_crashed(self) -> bool:
+        return bool(self.native.has_crashed())
+
+    def note_written(self) -> None:
+        self.native.written_after_crash()
 
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         self.recording.begin_step(frame, closure)

@@ -430,11 +430,7 @@ constexpr double kCancelled = 1e-4;  // a spread this much smaller than what it 
 }  // namespace
 
 bool is_measurable(const at::TensorBase& tensor) {
-  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (format_of(tensor.scalar_type()) == nullptr || !has_plain_sizes(impl) || !tensor.has_storage()) return false;
-  const auto keys = impl->key_set();
-  return !keys.has(c10::DispatchKey::Functionalize) && !keys.has(c10::DispatchKey::ZeroTensor) &&
-      !tensor.is_meta() && tensor.numel() > 0 && (!tensor.is_cpu() || tensor.const_data_ptr() != nullptr);
+  return format_of(tensor.scalar_type()) != nullptr && has_memory(tensor.unsafeGetTensorImpl()) && tensor.numel() > 0;
 }
 
 bool is_finite(const at::TensorBase& tensor) {

@@ -19,6 +19,13 @@
 
 namespace sightline {
 
+// A 64-bit number as two of 32 bits, and back.
+inline int32_t low(int64_t number) { return static_cast<int32_t>(number & 0xFFFFFFFF); }
+inline int32_t high(int64_t number) { return static_cast<int32_t>(number >> 32); }
+inline int64_t wide(int32_t low, int32_t high) {
+  return static_cast<int64_t>(high) << 32 | static_cast<uint32_t>(low);
+}
+
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 // Sizes and strides can be asked for as numbers: not of nested or sparse tensors, nor of those whose sizes are
@@ -36,6 +43,31 @@ inline const void* storage_of(const c10::TensorImpl* tensor) {
   return tensor->has_storage() && has_plain_sizes(tensor)
       ? static_cast<const void*>(tensor->unsafe_storage().unsafeGetStorageImpl())
       : nullptr;
+}
+
+// Whether every element of a tensor is in memory of its own that is there and can be read: Python's
+// `torchapi.has_memory`. A storage may have been freed or made smaller, as FSDP does.
+inline bool has_memory(const c10::TensorImpl* tensor) {
+  const auto keys = tensor->key_set();
+  if (!has_plain_sizes(tensor) || !tensor->has_storage() || tensor->is_meta()) return false;
+  if (keys.has(c10::DispatchKey::Functionalize) || keys.has(c10::DispatchKey::ZeroTensor)) return false;
+  const auto sizes = tensor->sizes();
+  const auto strides = tensor->strides();
+  int64_t count = 1;
+  for (size_t at = 0; at < sizes.size(); ++at) {
+    if (sizes[at] == 0) return true;
+    count += (sizes[at] - 1) * strides[at];
+  }
+  const c10::Storage& storage = tensor->unsafe_storage();
+  const auto needed = static_cast<size_t>(tensor->storage_offset() + count) * tensor->itemsize();
+  return storage.data() != nullptr && !storage.sym_nbytes().is_heap_allocated() && storage.nbytes() >= needed;
+}
+
+// The bytes of a tensor's storage; -1 if it has none, or as many as a symbol says.
+inline int64_t storage_bytes(const c10::TensorImpl* tensor) {
+  if (!tensor->has_storage()) return -1;
+  const c10::SymInt bytes = tensor->unsafe_storage().sym_nbytes();
+  return bytes.is_heap_allocated() ? -1 : bytes.as_int_unchecked();
 }
 
 class Storages {

@@ -47,14 +47,26 @@ void wait_for_termination(int read_end, int milliseconds) {
   ::close(read_end);
 }
 
-// A library aborts on a thread of its own, as the communication of a distributed job does: that thread waits here
-// while the one that writes batches takes the last.
-volatile sig_atomic_t abort_delay = 0;  // milliseconds
+// A crash, or an abort, would lose the batch that is being recorded. The thread it happens on waits here while the
+// thread that writes batches takes the last. That one needs the GIL: if the crash came while it was held, as in a call
+// of a C function, this thread gives it up, for it will never run Python again. All of it is bounded in time, and a
+// crash in here is one in a handler, which ends the process at once.
+constexpr int kCrashes[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+constexpr int kPoll = 2;  // milliseconds
+volatile sig_atomic_t crash_delay = 0;  // milliseconds
+volatile sig_atomic_t crashed = 0;
+volatile sig_atomic_t written = 0;  // recordings whose last batch was taken after the crash
 
-void on_abort(int) {
-  if (getpid() == owner) ::poll(nullptr, 0, abort_delay);
-  ::signal(SIGABRT, SIG_DFL);
-  ::raise(SIGABRT);
+void on_crash(int number) {
+  if (getpid() == owner) {
+    if (!crashed) {
+      crashed = 1;
+      if (PyGILState_Check()) PyEval_SaveThread();
+    }
+    for (int waited = 0; waited < crash_delay && written < delayed_by; waited += kPoll) ::poll(nullptr, 0, kPoll);
+  }
+  ::signal(number, SIG_DFL);
+  ::raise(number);
 }
 
 bool has_handler(int number, void (*handler)(int)) {
@@ -65,7 +77,7 @@ bool has_handler(int number, void (*handler)(int)) {
 void handle(int number, void (*handler)(int)) {
   struct sigaction action {};
   action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;
+  action.sa_flags = SA_RESTART | SA_ONSTACK;
   sigaction(number, &action, nullptr);
 }
 
@@ -79,12 +91,19 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
     write_end = -1;
     waiting = nullptr;
   }
-  int ends[2];
-  if (delayed_by++ > 0 || !has_handler(SIGTERM, SIG_DFL) || ::pipe2(ends, O_CLOEXEC) != 0) Py_RETURN_NONE;
+  if (delayed_by++ > 0) Py_RETURN_NONE;
   owner = getpid();
+  const int milliseconds = static_cast<int>(wait * 1000);
+  crashed = 0;
+  written = 0;
+  crash_delay = milliseconds;
+  for (const int number : kCrashes) {
+    if (has_handler(number, SIG_DFL)) handle(number, on_crash);
+  }
+  int ends[2];
+  if (!has_handler(SIGTERM, SIG_DFL) || ::pipe2(ends, O_CLOEXEC) != 0) Py_RETURN_NONE;
   has_come = 0;
   write_end = ends[1];
-  const int milliseconds = static_cast<int>(wait * 1000);
   // All signals are blocked in the thread: the program's own go to its own threads.
   sigset_t all, before;
   sigfillset(&all);
@@ -99,17 +118,22 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (write_end < 0) Py_RETURN_NONE;
   handle(SIGTERM, on_termination);
-  if (has_handler(SIGABRT, SIG_DFL)) {
-    abort_delay = milliseconds;
-    handle(SIGABRT, on_abort);
-  }
+  Py_RETURN_NONE;
+}
+
+PyObject* has_crashed(PyObject*, PyObject*) { return PyBool_FromLong(crashed); }
+
+PyObject* written_after_crash(PyObject*, PyObject*) {
+  written = written + 1;
   Py_RETURN_NONE;
 }
 
 PyObject* restore_termination(PyObject*, PyObject*) {
   if (owner != getpid() || delayed_by == 0 || --delayed_by > 0) Py_RETURN_NONE;
   if (has_handler(SIGTERM, on_termination)) ::signal(SIGTERM, SIG_DFL);
-  if (has_handler(SIGABRT, on_abort)) ::signal(SIGABRT, SIG_DFL);
+  for (const int number : kCrashes) {
+    if (has_handler(number, on_crash)) ::signal(number, SIG_DFL);
+  }
   if (write_end >= 0) ::close(write_end);
   write_end = -1;
   if (has_come) end_process();  // all is written: a program that ends by itself now would hide the signal

@@ -1,6 +1,6 @@
 #pragma once
-// SIGTERM and SIGABRT while a recording is written to disk: the process ends a moment later, so that its last batch
-// is written.
+// SIGTERM, an abort or a crash while a recording is written to disk: the process ends a moment later, so that its last
+// batch is written.
 
 #include <Python.h>
 
@@ -10,5 +10,9 @@ namespace sightline {
 PyObject* delay_termination(PyObject*, PyObject* seconds);
 // restore_termination(): take one delay back; the last one leaves them as they were.
 PyObject* restore_termination(PyObject*, PyObject*);
+// has_crashed(): whether a thread has crashed and waits for the last batches.
+PyObject* has_crashed(PyObject*, PyObject*);
+// written_after_crash(): one recording has written its last batch.
+PyObject* written_after_crash(PyObject*, PyObject*);
 
 }  // namespace sightline

@@ -99,13 +99,11 @@ PyObject* recording_add_all(PyObject* self, PyObject* args) {
       const c10::TensorImpl* impl = tensor->unsafeGetTensorImpl();
       const void* storage = storage_of(impl);
       recording->values.rows.push_back(
-          {reinterpret_cast<int64_t>(storage), storage ? tensor->storage_offset() : 0, id, metadata, -1, -1, -1,
-           static_cast<int16_t>(kind), static_cast<int16_t>(tensor->requires_grad())});
+          {.storage = reinterpret_cast<int64_t>(storage), .offset = storage ? tensor->storage_offset() : 0, .id = id,
+           .meta = metadata, .kind = static_cast<int16_t>(kind),
+           .flags = static_cast<int16_t>(tensor->requires_grad() ? kRequiresGrad : 0)});
       recording->values.know(*tensor, id);
-      added.back().first = id;
-      if (!impl->has_storage()) continue;
-      const c10::SymInt bytes = impl->unsafe_storage().sym_nbytes();
-      if (!bytes.is_heap_allocated()) added.back().second = bytes.as_int_unchecked();
+      added.back() = {id, storage_bytes(impl)};
     }
   }
   PyObject* found = PyList_New(static_cast<Py_ssize_t>(added.size()));

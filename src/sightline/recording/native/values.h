@@ -2,6 +2,7 @@
 // being used again; nothing here keeps the memory of a tensor alive.
 #pragma once
 
+#include "row_layout.h"
 #include "storages.h"
 
 #include <ATen/core/Tensor.h>
@@ -70,14 +71,7 @@ struct KnownTensor {
   }
 };
 
-// A value as the recording keeps it; `plain` results of ops in storage of their own need no more than three numbers.
-struct ValueRow {
-  int64_t address;
-  int64_t offset;
-  int32_t id, metadata, producer, previous, base;
-  int16_t kind, flags;
-};
-
+// A plain result of an op in storage of its own needs no more than three of the numbers of a `ValueRow`.
 struct PlainValueRow {
   int32_t id, metadata, producer;
 };

@@ -10,6 +10,7 @@ from weakref import ref
 
 from sightline.recording.atomic import run_atomically, store_atomically
 from sightline.recording.compilations import COMPILED_BACKWARD, Compilations, is_wrapper, region_name
+from sightline.recording.observers import notify_region
 from sightline.recording.operations import opaque_traits
 from sightline.recording.plain.row_streams import op_row
 from sightline.recording.plain.thread_state import (
@@ -20,7 +21,7 @@ from sightline.recording.plain.thread_state import (
     current_states,
 )
 from sightline.recording.torchapi import Tensor, no_torch_function, sequence_number, set_guard_complete_hook
-from sightline.trace.assembly.row_columns import BACKWARD
+from sightline.schema.tables import BACKWARD
 
 if TYPE_CHECKING:
     from sightline.recording.plain.session import Session
@@ -54,10 +55,12 @@ def enter_region(session: Session, state: ThreadState, frame: FrameType | None) 
     key = region_name(session, function), getattr(function, "__code__", function)
     info = session.info(opaque_traits, key)
     inputs: list[int] = []
-    form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
+    args, kwargs = local.get("args", ()), local.get("kwargs")
+    form = session.arguments.read(info.forms, args, kwargs, inputs)
     op = OpenOp(session.next_id(), info.number, form, stack, session.now(), inputs)
     state.push(CompiledRegion(wrapper, op, state.spent))
     state.off = True
+    notify_region(session, info, op.number, stack, inputs, args, kwargs, form)
 
 
 def leave_region(session: Session, state: ThreadState, frame: FrameType | None) -> bool:
@@ -99,6 +102,7 @@ def compiled_backward(session: Session, state: ThreadState, node: Any, frame: Fr
     op = OpenOp(session.next_id(), info.number, session.arguments.nothing, stack, session.now(), [])
     row = _row(session, state, op, 0, BACKWARD, number)
     run_atomically(partial(session.ops.write, row), partial(session.regions.append, op.number))
+    notify_region(session, info, op.number, stack, node=number)
 
 
 def _row(

@@ -18,9 +18,15 @@ from torch.utils.hooks import RemovableHandle
 
 from sightline.recording.observers import ObservedCall
 from sightline.recording.plain.compiled_regions import leave_region
-from sightline.recording.plain.thread_state import OpenCall, ThreadState, current_states
-from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, no_torch_function
-from sightline.trace.assembly.row_columns import FORWARD, OPTIMIZER
+from sightline.recording.plain.thread_state import OpenCall, ThreadState, active, current_states
+from sightline.recording.torchapi import (
+    Tensor,
+    in_backward,
+    is_dynamo_compiling,
+    module_hooks,
+    no_torch_function,
+)
+from sightline.schema.tables import FORWARD, OPTIMIZER
 from sightline.trace.data import EVALUATION, NO_GRAD, RAISED, TRAINING
 
 if TYPE_CHECKING:
@@ -61,8 +67,23 @@ def enter_module(module: Any, args: tuple[Any, ...]) -> None:
     """The hook before a module's ``forward``."""
     if is_dynamo_compiling():  # Dynamo inlines this function, and takes this call as true
         return
-    for state in current_states():
-        begin_call(state, module, args, sys._getframe(1))
+    states = current_states()
+    for state in states:
+        events = state.session.events
+        if events.enter():
+            try:
+                begin_call(state, module, args, sys._getframe(1))
+            finally:
+                events.leave()
+    if not states and not in_backward():
+        _note_elsewhere(module)
+
+
+def _note_elsewhere(module: Any) -> None:
+    """A module is called on a thread that no recording is of: all that run note that they miss it."""
+    for state in [state for states in list(active.values()) for state in states]:
+        state.session.unrecorded_calls += 1
+        state.session.unrecorded_module = state.session.unrecorded_module or type(module).__name__
 
 
 def leave_module(module: Any, args: tuple[Any, ...], *rest: Any) -> None:
@@ -70,7 +91,12 @@ def leave_module(module: Any, args: tuple[Any, ...], *rest: Any) -> None:
     if is_dynamo_compiling():
         return
     for state in current_states():
-        end_call(state, module, args, rest, sys._getframe(1))
+        events = state.session.events
+        if events.enter():
+            try:
+                end_call(state, module, args, rest, sys._getframe(1))
+            finally:
+                events.leave()
 
 
 def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: FrameType) -> None:

@@ -1,6 +1,6 @@
 """Rows of ops and module calls, and the streams they are written to: integers, no object per row.
 
-The columns are those of `trace.assembly.row_columns`. `op_row` and `call_row` make every row of this engine:
+The columns are those of `schema.streams`. `op_row` and `call_row` make every row of this engine:
 of an op, an API call, a compiled region, something that raised or has not ended.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.recording.plain.thread_state import OpenCall, OpenOp, ThreadState
-from sightline.trace.assembly.row_columns import C_WIDTH, FLAG_SHIFT, O_WIDTH
+from sightline.schema.streams import CALL, FLAG_SHIFT, OP
 
 
 def op_row(
@@ -26,7 +26,7 @@ def op_row(
     ``node`` that of the node being evaluated.
     """
     return [
-        O_WIDTH + len(op.inputs) + len(outputs), op.number, op.operation, op.form, result, op.stack,
+        OP.width + len(op.inputs) + len(outputs), op.number, op.operation, op.form, result, op.stack,
         state.top.call, parent, sequence, node, op.start, duration,
         state.bits | phase | flags << FLAG_SHIFT, len(op.inputs), *op.inputs, *outputs,
     ]  # fmt: skip
@@ -38,7 +38,7 @@ def call_row(
     """A module call with its outputs; ``end`` is a number in the order of ops and calls."""
     duration = now - call.start - (state.spent - call.spent)
     return [
-        C_WIDTH + len(call.inputs) + len(outputs), call.call, call.module, call.outer.call, call.stack,
+        CALL.width + len(call.inputs) + len(outputs), call.call, call.module, call.outer.call, call.stack,
         call.phase | (flags | call.mode) << FLAG_SHIFT, call.start, duration, end, call.input_form, result,
         len(call.inputs), *call.inputs, *outputs,
     ]  # fmt: skip

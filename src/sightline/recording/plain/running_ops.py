@@ -9,6 +9,8 @@ from __future__ import annotations
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import torch
+
 from sightline.recording.compilations import COMPILED_NODE
 from sightline.recording.observers import ObservedOp
 from sightline.recording.operations import OpInfo, api_traits, aten_traits, without_end
@@ -23,12 +25,14 @@ from sightline.recording.torchapi import (
     sequence_number,
     storage_address,
 )
-from sightline.trace.assembly.row_columns import BACKWARD, INHERITED
+from sightline.schema.streams import INHERITED
 from sightline.trace.data import MUTATES, RAISED
 
 if TYPE_CHECKING:
     from sightline.recording.plain.session import Session
 
+#: Torch's own C++ calls methods of tensors from here, such as ``view_as`` where a function returns its input.
+_APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _NO_NUMBER: Final = 1 << 62  # the sequence number of a node that accumulates into a leaf has all bits set
 
 
@@ -131,7 +135,7 @@ class RunningOp:
             state, infos, node = self.state, self.session.infos, self.node
             self.session.observer.op(
                 ObservedOp(
-                    self.info, self.number, self.stack, state.phase if node is None else BACKWARD,
+                    self.info, self.number, self.stack, self.session.phase(state),
                     None if node is None else node._sequence_nr(),
                     None if state.open_op is None else infos[state.open_op.operation],
                     [call.module for call in state.calls()], state is not self.session.state, self.inputs,
@@ -174,7 +178,7 @@ class AtenOp(RunningOp):
             sequence = -1 if node is None else node._sequence_nr()
             row = op_row(
                 state, self.opened(), duration, outputs, form, flags=flags, sequence=sequence_number(),
-                phase=state.phase if node is None else BACKWARD,
+                phase=session.phase(state),
                 node=sequence if sequence < _NO_NUMBER else -2,
                 parent=-1 if state.open_op is None else state.open_op.number,
             )  # fmt: skip
@@ -195,7 +199,7 @@ class AtenOp(RunningOp):
             tensor.stride()  # raises for sparse and nested tensors, whose storage is not tracked
             if not info.maybe or storage_address(source) == storage_address(tensor):
                 base, offset = values.find(source), None if info.moves else INHERITED
-        except (RuntimeError, NotImplementedError, AttributeError, IndexError):
+        except (RuntimeError, NotImplementedError, AttributeError, IndexError, TypeError):
             pass  # no strides, no storage, or the argument is not a tensor
         return values.add(tensor, self.number, base=-1 if base is None else base, offset=offset)
 
@@ -212,7 +216,9 @@ class ApiCall(RunningOp):
         if self.info.noise or self.state.open_op is not None:
             return False
         caller = frame.f_back
-        if self.info.overload and caller is not None and _is_dispatcher(caller.f_back):
+        if caller is not None and (
+            caller.f_code is _APPLY or (self.info.overload and _is_dispatcher(caller.f_back))
+        ):
             return False
         return self.session.is_recorded(self.state, caller)
 
@@ -245,7 +251,8 @@ class ApiCall(RunningOp):
             outputs, form, flags = self.outcome(result, alone and self._mutates(result), error)
         phase = session.phase(state) if error is None else state.phase
         ran_ops = state.aten_count != self.aten_count
-        if error is not None or outputs or ran_ops or (alone and type(result) is not str):  # else: `x.type()`
+        reads_data = type(result) is list or (alone and type(result) is not str)  # `tolist()`, not `type()`
+        if error is not None or outputs or ran_ops or reads_data:
             session.ops.write(op_row(state, self.opened(), duration, outputs, form, flags=flags, phase=phase))
             if error is None:
                 self.notify(result)

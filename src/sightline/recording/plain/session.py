@@ -28,9 +28,10 @@ from sightline.recording.plain.storages import Storages
 from sightline.recording.plain.thread_state import OpenCall, OptimizerStep, StackAnchor, ThreadState
 from sightline.recording.plain.values import Values
 from sightline.recording.session_base import HandlerOverhead, SessionBase, clock
-from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
+from sightline.recording.torchapi import FUNCTION_MODES, compiler, in_backward, jit_tracing
+from sightline.schema.streams import NO_END
+from sightline.schema.tables import BACKWARD, FORWARD, OPTIMIZER
 from sightline.trace.assembly.arrays import IntArray
-from sightline.trace.assembly.row_columns import BACKWARD, FORWARD, NO_END, OPTIMIZER
 from sightline.trace.data import KIND, RAISED, UNFINISHED
 
 _CONSTANT: Final = KIND["constant"]
@@ -122,7 +123,7 @@ class Session(SessionBase):
 
     def phase(self, state: ThreadState) -> int:
         """The phase of what a thread runs now."""
-        return state.phase if current_node() is None else BACKWARD
+        return BACKWARD if in_backward() else state.phase
 
     def stack(self, state: ThreadState, frame: FrameType | None) -> int:
         """The stack of a frame; anchors that are no longer on it are closed."""

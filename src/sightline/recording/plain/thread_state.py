@@ -15,7 +15,8 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sightline.recording.torchapi import DISPATCH_MODES
-from sightline.trace.assembly.row_columns import FORWARD, THREAD_SHIFT
+from sightline.schema.streams import THREAD_SHIFT
+from sightline.schema.tables import FORWARD
 
 if TYPE_CHECKING:
     from sightline.recording.plain.session import Session

@@ -25,7 +25,7 @@ from sightline.recording.tensor_registry import (
     size_of,
 )
 from sightline.recording.torchapi import Tensor, no_torch_function, storage_address
-from sightline.trace.assembly.row_columns import MOVED, V_WIDTH
+from sightline.schema.streams import MOVED, VALUE
 
 _SCAN_ALLOWANCE: Final = 100_000
 _MIN_PURGE: Final = 4096
@@ -122,7 +122,7 @@ class Values(TensorRegistry):
                 address = offset = 0
         appearance = _appearance(tensor)
         number = next(self.ids)
-        self.stream.write([V_WIDTH, number, meta, address, offset, kind, op, previous, base, flags])
+        self.stream.write([VALUE.width, number, meta, address, offset, kind, op, previous, base, flags])
         self._bind(tensor, number, appearance)  # after the row: an interrupt may come in between
         if self.memory is not None and type(tensor) in PLAIN_TENSORS:
             self.memory.note(tensor, number)
@@ -151,7 +151,7 @@ class Values(TensorRegistry):
 
         It compares all live tensors, so it gives up once that would cost more than the recording itself.
         """
-        if self._scanned > _SCAN_ALLOWANCE + 20 * (len(self.stream) // V_WIDTH):
+        if self._scanned > _SCAN_ALLOWANCE + 20 * (len(self.stream) // VALUE.width):
             return -1
         self._scanned += len(self.refs)
         try:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.recording.statistics.fingerprints import as_array, cpu_lanes, plain_nan
-from sightline.trace.assembly.row_columns import COUNTS, FLOATS, LANES
+from sightline.schema.streams import COUNTS, FLOATS, LANES
 
 #: A variance this much smaller than the square of the mean has lost its digits in one pass.
 _CANCELLED: Final = 1e-4
@@ -109,10 +109,11 @@ class StatisticsBuffer:
 
 def is_finite(tensor: Any) -> bool:
     """Whether all elements are finite, in one pass: a sum of finite numbers is finite unless it overflows."""
-    total = tensor.sum().item()
-    if isinstance(total, complex):
-        total = total.real + total.imag
-    return math.isfinite(total) or bool(_finite(tensor).all())
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.dtype.itemsize == 1:  # torch adds up no float8
+        tensor = tensor.float()
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def read(tensor: Any, fingerprint: bool) -> TensorStatistics:
@@ -157,10 +158,6 @@ def flattened(tensor: Any) -> Any:
     flat = tensor.detach().contiguous().view(-1)
     # A single element counts as contiguous whatever its stride.
     return flat if flat.stride(0) == 1 else flat.as_strided((flat.numel(),), (1,))
-
-
-def _finite(tensor: Any) -> Any:
-    return torch.isfinite(tensor if tensor.dtype.itemsize > 1 else tensor.float())
 
 
 def _read_nonfinite(flat: Any, numbers: Any, fingerprint: bool) -> TensorStatistics:

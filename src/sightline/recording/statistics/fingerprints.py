@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.recording.torchapi import int_mm
-from sightline.trace.assembly.row_columns import LANES
+from sightline.schema.streams import LANES
 from sightline.trace.assembly.statistics import fingerprints_of, scramble
 
 ROW: Final = 1024  #: bytes

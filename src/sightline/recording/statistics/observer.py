@@ -20,12 +20,18 @@ from sightline.recording.observers import ObservedCall, ObservedOp, Observer
 from sightline.recording.operations import OP, OpInfo
 from sightline.recording.statistics.cpu import Columns
 from sightline.recording.tensor_registry import PLAIN_TENSORS
-from sightline.recording.torchapi import Parameter, Tensor, is_functorch_wrapped, storage_address
+from sightline.recording.torchapi import Parameter, Tensor, storage_address
+from sightline.tensor_memory import has_memory
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
 
-_STRIDED: Final = torch.strided
+#: Floating and complex dtypes whose elements are numbers that can be read, as in C++'s ``format_of``.
+_FLOATS: Final = frozenset(
+    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+     torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu, torch.complex32, torch.complex64,
+     torch.complex128]
+)  # fmt: skip
 _INTEGERS: Final = frozenset(
     [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
      torch.bool]
@@ -35,26 +41,17 @@ _MOST_INTEGERS: Final = 1 << 20
 
 
 def measurable(tensor: Any, integers: bool = False) -> bool:
-    """Whether statistics of a tensor can be taken: it is floating, strided, not fake, not empty."""
-    return (
-        type(tensor) in PLAIN_TENSORS
-        and (tensor.is_floating_point() or tensor.is_complex() or (integers and _readable_integers(tensor)))
-        and tensor.layout is _STRIDED
-        and not tensor.is_nested
-        and not tensor.is_meta
-        and tensor.numel() > 0
-        and not is_functorch_wrapped(tensor)
-    )
+    """Whether statistics of a tensor can be taken: it holds numbers in readable memory, and is not empty.
 
-
-def _readable_integers(tensor: Any) -> bool:
-    """Whether a tensor holds integers or a mask, not too many to convert, in memory that was not freed."""
-    return (
-        tensor.dtype in _INTEGERS
-        and tensor.layout is _STRIDED
-        and tensor.numel() <= _MOST_INTEGERS
-        and (tensor.is_meta or tensor.untyped_storage().nbytes() > 0)
-    )
+    Of integers and masks only those that are not too many to convert.
+    """
+    if type(tensor) not in PLAIN_TENSORS:
+        return False
+    if tensor.dtype not in _FLOATS and not (integers and tensor.dtype in _INTEGERS):
+        return False
+    if not has_memory(tensor) or tensor.numel() == 0:
+        return False
+    return tensor.dtype in _FLOATS or tensor.numel() <= _MOST_INTEGERS
 
 
 class StatisticsObserver(Observer):
@@ -107,7 +104,7 @@ class StatisticsObserver(Observer):
         It is if its base has changed, or for its fingerprint: not for a parameter that is not measured, nor
         for a view that shows elements more than once.
         """
-        if self._is_rewritten(view) or not args or type(view) is not Tensor:
+        if self._is_rewritten(view) or not args or type(view) is not Tensor or view.is_nested:
             return True
         base = args[0]._base if type(args[0]) is Tensor and args[0]._base is not None else args[0]
         if type(base) is Parameter and not self._parameters:
@@ -129,8 +126,9 @@ class StatisticsObserver(Observer):
                 self.read(parameter)
 
     def leave(self, call: ObservedCall) -> None:
-        """Measure the result of a module, where aten ops are not recorded."""
-        if self._aten or call.raised or not self._selection.call(call):
+        """Measure the result of a module, where aten ops are not recorded or compiled code made it."""
+        measured = self._aten and not self._session.regions
+        if measured or call.raised or not self._selection.call(call):
             return
         for tensor in self._session.arguments.tensors(call.result, []):
             self.read(tensor)

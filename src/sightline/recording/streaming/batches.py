@@ -15,10 +15,10 @@ import numpy as np
 
 from sightline.recording.flops import has_plain_formula
 from sightline.recording.operations import OP, OPAQUE
-from sightline.trace.assembly import row_columns as row
+from sightline.schema import streams
+from sightline.schema.streams import NO_END
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows, concatenate, offsets_of, positions_in
 from sightline.trace.assembly.batch import Batch, Streams, Tables, ValueUpdate, no_counts, no_floats
-from sightline.trace.assembly.row_columns import NO_END
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import RowStream, SessionBase
@@ -84,14 +84,14 @@ def _pairs(numbers: dict[int, int]) -> IntArray:
 
 
 def _value_ids(rows: Streams) -> IntArray:
-    fresh = rows.fresh.reshape(-1, row.FRESH_WIDTH)
-    return np.concatenate([Rows(rows.values, row.V_WIDTH).ids, fresh[:, 0]])
+    fresh = rows.fresh.reshape(-1, streams.FRESH_WIDTH)
+    return np.concatenate([Rows(rows.values, streams.VALUE).ids, fresh[:, 0]])
 
 
 def _producers(rows: Streams) -> IntArray:
     """The op that made each value, in the order of `_value_ids`."""
-    fresh = rows.fresh.reshape(-1, row.FRESH_WIDTH)
-    return np.concatenate([Rows(rows.values, row.V_WIDTH).column(row.V_PRODUCER), fresh[:, 2]])
+    fresh = rows.fresh.reshape(-1, streams.FRESH_WIDTH)
+    return np.concatenate([Rows(rows.values, streams.VALUE).column("producer"), fresh[:, 2]])
 
 
 class BatchCutter:
@@ -114,7 +114,7 @@ class BatchCutter:
         batch = _read(session, take=True, last=last, first_capture=self._captured)
         self._captured += len(batch.captures)
         #: the rows of the last batch, late ones too
-        self.ops, self.calls = Rows(batch.rows.ops, row.O_WIDTH), Rows(batch.rows.calls, row.C_WIDTH)
+        self.ops, self.calls = Rows(batch.rows.ops, streams.OP), Rows(batch.rows.calls, streams.CALL)
         opened = batch.open_ops, batch.open_calls
         first_value = self._values
         self._split(batch)
@@ -136,13 +136,12 @@ class BatchCutter:
         self, before: tuple[IntArray, IntArray], after: tuple[IntArray, IntArray]
     ) -> tuple[IntArray, IntArray]:
         merged = []
-        layouts = ((row.O_WIDTH, row.O_INPUTS), (row.C_WIDTH, row.C_INPUTS))
-        for (width, inputs), old, new in zip(layouts, before, after, strict=True):
-            old_rows, rows = Rows(old, width), Rows(new, width)
-            counts = rows.column(inputs)
+        for layout, old, new in zip((streams.OP, streams.CALL), before, after, strict=True):
+            old_rows, rows = Rows(old, layout), Rows(new, layout)
+            counts = rows.column("input_count")
             owners = np.repeat(np.arange(len(rows)), counts)
             incomplete = np.zeros(len(rows), dtype=bool)
-            incomplete[owners[rows.lists(width, counts) >= self._complete]] = True
+            incomplete[owners[rows.lists(layout.width, counts) >= self._complete]] = True
             new_rows = rows.select_stream(~np.isin(rows.ids, old_rows.ids) & ~incomplete)
             merged.append(concatenate([old, new_rows]))
         return merged[0], merged[1]
@@ -157,20 +156,20 @@ class BatchCutter:
         self._note_opaque(self.ops)
         lost = self._missing.difference(ids.tolist())  # missing in the last batch and in this one
         missing = missing_values(rows, self._values)
-        for name, width, end in (("ops", row.O_WIDTH, self._end), ("calls", row.C_WIDTH, self._end),
-                                 ("values", row.V_WIDTH, self._values)):  # fmt: skip
-            every = Rows(getattr(rows, name), width)
+        for name, layout, end in (("ops", streams.OP, self._end), ("calls", streams.CALL, self._end),
+                                  ("values", streams.VALUE, self._values)):  # fmt: skip
+            every = Rows(getattr(rows, name), layout)
             is_late = every.ids < end
             if is_late.any():
                 setattr(late, name, every.select_stream(is_late))
                 setattr(rows, name, every.select_stream(~is_late))
-        fresh = rows.fresh.reshape(-1, row.FRESH_WIDTH)
+        fresh = rows.fresh.reshape(-1, streams.FRESH_WIDTH)
         is_late = fresh[:, 0] < self._values
         rows.fresh, late.fresh = fresh[~is_late].reshape(-1), fresh[is_late].reshape(-1)
         is_late = rows.counts[:, 0] < self._values
         late.floats, late.counts = rows.floats[is_late], rows.counts[is_late]
         rows.floats, rows.counts = rows.floats[~is_late], rows.counts[~is_late]
-        ends = self.calls.column(row.C_END)
+        ends = self.calls.column("end")
         seen = [self.ops.ids, self.calls.ids, ends[ends < NO_END]]
         batch.end = self._end = max([self._end, *(int(each.max()) + 1 for each in seen if len(each))])
         batch.absent = np.array(sorted(lost), dtype=np.int64)
@@ -181,7 +180,7 @@ class BatchCutter:
     def _note_opaque(self, ops: Rows) -> None:
         opaque = np.array([info.flavour == OPAQUE for info in self._session.infos] or [False])
         if opaque.any():
-            ids = ops.ids[opaque[ops.column(row.O_INFO)]].tolist()
+            ids = ops.ids[opaque[ops.column("info")]].tolist()
             self._opaque = [*self._opaque, *ids][-_REGIONS:]
 
     def _late_outputs(self, values: IntArray, producers: IntArray) -> IntArray:
@@ -200,10 +199,10 @@ class BatchCutter:
         whose row will refer to the old one.
         """
         assert batch.alive is not None
-        ops, calls = Rows(batch.open_ops, row.O_WIDTH), Rows(batch.open_calls, row.C_WIDTH)
+        ops, calls = Rows(batch.open_ops, streams.OP), Rows(batch.open_calls, streams.CALL)
         return np.unique(np.concatenate([
-            batch.alive, self._session.values.alive(), ops.lists(row.O_WIDTH, ops.column(row.O_INPUTS)),
-            calls.lists(row.C_WIDTH, calls.column(row.C_INPUTS)),
+            batch.alive, self._session.values.alive(), ops.lists(streams.OP.width, ops.column("input_count")),
+            calls.lists(streams.CALL.width, calls.column("input_count")),
         ]))  # fmt: skip
 
     def _new_sizes(self, alive: IntArray) -> IntArray:
@@ -271,14 +270,14 @@ class JournalLookups:
         return entries
 
     def _add_values(self, batch: Batch) -> None:
-        fresh = batch.rows.fresh.reshape(-1, row.FRESH_WIDTH)
+        fresh = batch.rows.fresh.reshape(-1, streams.FRESH_WIDTH)
         ids = np.concatenate([self._ids, _value_ids(batch.rows)])
-        metas = [self._metas, Rows(batch.rows.values, row.V_WIDTH).column(row.V_META), fresh[:, 1]]
+        metas = [self._metas, Rows(batch.rows.values, streams.VALUE).column("meta"), fresh[:, 1]]
         order = np.argsort(ids, kind="stable")
         self._ids, self._metas = ids[order], np.concatenate(metas)[order]
 
     def _new_operators(self, ops: Rows, tables: Tables) -> list[tuple[int, int, str]]:
-        info, stack = ops.column(row.O_INFO), ops.column(row.O_STACK)
+        info, stack = ops.column("info"), ops.column("stack")
         calls = np.array(self._api or [False])[info] & (stack >= 0)
         new = []
         for key in np.unique((stack[calls] << 32) + info[calls]).tolist():
@@ -290,14 +289,14 @@ class JournalLookups:
         return new
 
     def _new_flops(self, ops: Rows, tables: Tables) -> list[tuple[Any, ...]]:
-        info = ops.column(row.O_INFO)
+        info = ops.column("info")
         counted = np.flatnonzero(np.array(self._counted or [False])[info])
         if not len(counted):
             return []
-        form, result = ops.column(row.O_FORM), ops.column(row.O_RESULT)
-        input_counts = ops.column(row.O_INPUTS)
-        every_meta = self._metas_of(ops.lists(row.O_WIDTH, ops.column(0) - row.O_WIDTH))
-        starts = offsets_of(ops.column(0) - row.O_WIDTH)
+        form, result = ops.column("form"), ops.column("result")
+        input_counts = ops.column("input_count")
+        every_meta = self._metas_of(ops.lists(streams.OP.width, ops.column("length") - streams.OP.width))
+        starts = offsets_of(ops.column("length") - streams.OP.width)
         new: list[tuple[Any, ...]] = []
         seen: set[tuple[int, int, int, bytes]] = set()
         for op in counted.tolist():

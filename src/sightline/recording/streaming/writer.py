@@ -21,23 +21,25 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from sightline.errors import CaptureError
+from sightline.errors import CaptureError, InvalidTrace
 from sightline.recording.snapshot import TableSnapshot
 from sightline.recording.streaming.batches import BatchCutter, JournalLookups
 from sightline.recording.streaming.journal_file import JournalFile
 from sightline.recording.streaming.last_frames import LastFrames
 from sightline.recording.torchapi import without_modes
+from sightline.schema.streams import CALL, OP
 from sightline.trace.assembly.arrays import Rows
 from sightline.trace.assembly.batch import Batch, Tables
 from sightline.trace.assembly.last_ops import Dropped
-from sightline.trace.assembly.row_columns import C_WIDTH, O_WIDTH
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.journal import JOURNAL, Journal, constant_fields, encode, new_table_rows
 from sightline.trace.bundle.reader import load
 from sightline.trace.bundle.recovery import assemble_journal, finish_recording
+from sightline.trace.bundle.soundness import sound_part
 from sightline.trace.bundle.sources import whole_source
 from sightline.trace.bundle.writer import PRIVATE, WholeColumns, save_columns
+from sightline.trace.damage import READ_ERRORS, Damage
 from sightline.trace.data import TraceData
 from sightline.trace.source_files import SourceFiles
 
@@ -153,7 +155,10 @@ class StreamWriter:
                 try:
                     self._jobs.get(timeout=SECONDS).do()
                 except Empty:
+                    crashed = self._session.has_crashed()
                     self._take_batch()
+                    if crashed:
+                        self._session.note_written()
 
     def _take_batch(self) -> None:
         try:
@@ -184,7 +189,7 @@ class StreamWriter:
 
     def _is_worth_writing(self, batch: Batch) -> bool:
         """Whether a batch has anything that no earlier one has."""
-        opened = Rows(batch.open_ops, O_WIDTH).ids.tolist(), Rows(batch.open_calls, C_WIDTH).ids.tolist()
+        opened = Rows(batch.open_ops, OP).ids.tolist(), Rows(batch.open_calls, CALL).ids.tolist()
         changed = opened != self._open_ids
         self._open_ids = opened
         contents = (  # each of these is in one batch only
@@ -215,9 +220,9 @@ class StreamWriter:
     def _keep(self, last: LastFrames, frame: bytes, batch: Batch) -> None:
         """Keep a frame for ``last=``; of a journal that is mostly dropped frames, write a new one."""
         if self._session.level == "none":  # module calls count
-            count, lost = len(Rows(batch.rows.calls, C_WIDTH)), Dropped(len(self._cutter.calls))
+            count, lost = len(Rows(batch.rows.calls, CALL)), Dropped(len(self._cutter.calls))
         else:
-            count = len(Rows(batch.rows.ops, O_WIDTH))
+            count = len(Rows(batch.rows.ops, OP))
             lost = Dropped.of(self._cutter.ops, self._snapshot.tables.operations)
         self._stale += last.add(frame, batch, count, lost)
         if self._file is not None and self._stale > last.size + _MAX_STALE:
@@ -254,6 +259,10 @@ class StreamWriter:
         self._sources.update(new)
         sources = ((file, whole_source(file)) for file in dict.fromkeys(new))
         return [(file, text) for file, text in sources if text is not None]
+
+    def release(self) -> None:
+        """The finished recording has been handed over: its file is closed with the last that reads it."""
+        self._final = None
 
     # -- as a trace --------------------------------------------------------------------------------------
 
@@ -321,7 +330,7 @@ class StreamWriter:
                     self._final = whole if self._file is None else self._save_bundle(self._file, whole)
                 except Exception as error:  # the trace is in memory: its faults say why there is no bundle
                     self._bundle_error = self._failure_text(error)
-                    self._final = self._in_memory()
+                    self._final = self._readable_part()
             finally:
                 self._stopped = True
                 if self._file is not None:
@@ -329,6 +338,19 @@ class StreamWriter:
                 self._session.release()
                 if self._last is not None:
                     self._last.clear()
+
+    def _readable_part(self) -> TraceData:
+        """The recording in memory; where batches contradict each other, what a reader of its journal gets."""
+        try:
+            return self._in_memory()
+        except (Damage, *READ_ERRORS):
+            if self._file is None:
+                raise
+            data = load(self._file.folder)
+            data.info["faults"] = [*data.info["faults"], self._bundle_error]
+            data.info["fault_count"] += 1
+            del data.info["unfinished"]
+            return data
 
     def _failure_text(self, error: Exception) -> str:
         """Why there is no bundle, and what there is instead."""
@@ -345,14 +367,18 @@ class StreamWriter:
             raise CaptureError(f"{file.folder} was removed while it was written to")
         if not file.is_complete:
             raise CaptureError(file.error)
+        if whole is None:
+            try:
+                store = None if session.captures is None else session.captures.store()
+                with closing(self._journal()) as journal:
+                    tables = self._tables()
+                    _, assembler = finish_recording(journal, tables, file.folder, store, **self._save_options)
+                session.node_ops = assembler.node_ops()
+            except InvalidTrace:  # its sound part is found in memory
+                whole = self._in_memory()
         if whole is not None:
+            whole = sound_part(whole)
             save_columns(whole, WholeColumns(whole), file.folder, sweep=(JOURNAL,), **self._save_options)
-        else:
-            store = None if session.captures is None else session.captures.store()
-            with closing(self._journal()) as journal:
-                tables = self._tables()
-                _, assembler = finish_recording(journal, tables, file.folder, store, **self._save_options)
-            session.node_ops = assembler.node_ops()
         data = load(file.folder)
         if not self._save_options["source"]:  # on this machine the source files can still be read
             data.__dict__["source_lines"] = SourceFiles()

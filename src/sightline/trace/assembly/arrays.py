@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.schema.columns import Columns
+from sightline.schema.streams import RowLayout
+
 IntArray = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 EMPTY: IntArray = np.zeros(0, dtype=np.int64)
@@ -29,14 +32,16 @@ class Names:
 class Rows:
     """The rows of a stream in order of their ids: fixed columns, then lists whose lengths are among them.
 
-    >>> rows = Rows(np.array([3, 8, 50, 3, 5, 70]), 3)
-    >>> rows.ids.tolist(), rows.column(2).tolist()
+    >>> from sightline.schema.streams import Field, RowLayout
+    >>> rows = Rows(np.array([3, 8, 50, 3, 5, 70]), RowLayout("size", (Field("size", ""),), lists=False))
+    >>> rows.ids.tolist(), rows.column("size").tolist()
     ([5, 8], [70, 50])
     """
 
-    def __init__(self, flat: IntArray, width: int) -> None:
+    def __init__(self, flat: IntArray, layout: RowLayout) -> None:
         self.flat = flat
-        self.width = width
+        self.layout = layout
+        width = layout.width
         if not len(flat) % width and (flat[::width] == width).all():  # no row has a list behind its columns
             self._sort(np.arange(0, len(flat), width))
             return
@@ -61,11 +66,15 @@ class Rows:
 
     @property
     def ids(self) -> IntArray:
-        return self.column(1)
+        return self.column("id")
 
-    def column(self, position: int) -> IntArray:
-        """A fixed column; 0 is the length of the row, 1 its id."""
-        return self.flat[self.starts + position]
+    def column(self, name: str) -> IntArray:
+        """A field of every row, or its ``length`` or ``id``."""
+        return self.flat[self.starts + self.layout.position(name)]
+
+    def recorded(self, columns: type[Columns]) -> dict[str, IntArray]:
+        """The columns of a table that an engine writes as they are."""
+        return {one.name: self.column(one.name) for one in columns.declared.values() if one.meaning.recorded}
 
     def lists(self, after: IntArray | int, counts: IntArray) -> IntArray:
         """The lists that begin ``after`` each row's start, concatenated."""
@@ -73,7 +82,7 @@ class Rows:
 
     def select(self, mask: Mask) -> Rows:
         """Some of the rows, over the same array."""
-        selected = Rows(EMPTY, self.width)
+        selected = Rows(EMPTY, self.layout)
         selected.flat, selected.starts = self.flat, self.starts[mask]
         return selected
 

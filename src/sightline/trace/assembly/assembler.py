@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sightline.schema import streams
+from sightline.schema.tables import BACKWARD
 from sightline.trace import data as d
-from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import (
     EMPTY,
     IntArray,
@@ -27,8 +28,7 @@ from sightline.trace.assembly.arrays import (
 from sightline.trace.assembly.batch import Batch, LateRows, Streams, Tables, ValueUpdate
 from sightline.trace.assembly.calls import CallAssembler, IdMap, StepAssembler
 from sightline.trace.assembly.forward_links import ForwardLinks
-from sightline.trace.assembly.ops import OPAQUE, BatchOps, OpHistory, recompute_stacks
-from sightline.trace.assembly.row_columns import BACKWARD
+from sightline.trace.assembly.ops import OPAQUE, BatchOps, OpHistory, first_gradient_stacks, recompute_stacks
 from sightline.trace.assembly.statistics import Statistics
 from sightline.trace.assembly.values import (
     ACTIVATION,
@@ -66,11 +66,11 @@ class Assembler:
     def __init__(self, tables: Tables, late: LateRows, sink: Sink, *, sparse: bool = False) -> None:
         self._tables, self._late, self._sink = tables, late, sink
         self.names = Names()
-        self._late_ops = Rows(late.rows.ops, row.O_WIDTH)
-        self._late_calls = Rows(late.rows.calls, row.C_WIDTH)
-        self._late_values = Rows(late.rows.values, row.V_WIDTH)
+        self._late_ops = Rows(late.rows.ops, streams.OP)
+        self._late_calls = Rows(late.rows.calls, streams.CALL)
+        self._late_values = Rows(late.rows.values, streams.VALUE)
         self._late_outputs = late.outputs.reshape(-1, 2)
-        self.ops = OpHistory(tables.first_sequence, set(self._late_ops.ids.tolist()))
+        self.ops = OpHistory(tables, set(self._late_ops.ids.tolist()))
         self.calls = CallAssembler(tables)
         self._live = LiveValues()
         self._storages, self._storages_written = Storages(), 0
@@ -96,13 +96,13 @@ class Assembler:
 
     def add(self, batches: list[Batch], last: bool) -> None:
         """Add the next batches, as one; ``last`` says that no more follow."""
-        end = row.END if last else max((batch.end for batch in batches), default=self._begin)
+        end = streams.END if last else max((batch.end for batch in batches), default=self._begin)
         rows = Streams.concatenate([batch.rows for batch in batches])
         opened = batches[-1] if batches and last else Batch()
         op_rows = self._rows_until(end, rows.ops, self._late_ops, opened.open_ops)
         ops = BatchOps(op_rows, self._tables, self.ops, self.names)
         began = self.calls.begin(self._rows_until(end, rows.calls, self._late_calls, opened.open_calls), ops)
-        ops.call = self.calls.positions(op_rows.column(row.O_CALL))
+        ops.call = self.calls.positions(op_rows.column("call"))
         self._bytes = _storage_sizes([self._bytes.T.reshape(-1), *(batch.nbytes for batch in batches)])
         cut = max((batch.end for batch in batches), default=end)
         first = self._add_values(rows, cut, ops)
@@ -113,8 +113,9 @@ class Assembler:
         self._apply_updates(first)
         inherit_kinds(self._live, first)
         recomputes = recompute_stacks(self._tables.places, self._tables.codes)
+        first_gradients = first_gradient_stacks(self._tables.places, self._tables.codes)
         links = ForwardLinks(ops, self._live)
-        links.find(recomputes)
+        links.find(recomputes, first_gradients)
         self._write(ops, first, rows)
         self._write_allocations(concatenate([batch.memory for batch in batches]), last)
         self._write_device_work(concatenate([batch.device for batch in batches]))
@@ -123,7 +124,7 @@ class Assembler:
         self._steps.place(end, ops, began, self.calls.count - len(began))
         links.note_makers()
         self.ops.aten += int(ops.level.sum())
-        self.ops.own += int(np.where(ops.level == 1, op_rows.column(row.O_DURATION), 0).sum())
+        self.ops.own += int(np.where(ops.level == 1, op_rows.column("duration"), 0).sum())
         self.ops.advance(ops)
         self._begin = end
         if not last and batches:
@@ -131,12 +132,12 @@ class Assembler:
 
     def _rows_until(self, end: int, flat: IntArray, late: Rows, opened: IntArray) -> Rows:
         """The rows of a batch with the late ones, and with those of what has not ended."""
-        rows = Rows(concatenate([flat, _between(late, self._begin, end)]), late.width)
+        rows = Rows(concatenate([flat, _between(late, self._begin, end)]), late.layout)
         if not len(opened):
             return rows
-        more = Rows(opened, late.width)
+        more = Rows(opened, late.layout)
         new = (more.ids >= self._begin) & (positions_in(rows.ids, more.ids) < 0)
-        return Rows(concatenate([rows.flat, more.select_stream(new)]), late.width)
+        return Rows(concatenate([rows.flat, more.select_stream(new)]), late.layout)
 
     def _add_values(self, rows: Streams, cut: int, ops: BatchOps) -> int:
         """Add the values of the batch to the live ones; returns the row of the first.
@@ -146,7 +147,7 @@ class Assembler:
         values = concatenate([self._waiting, rows.values])
         begin, upto = self._arrived, max(_last_value(values, rows.fresh), self._arrived)
         late = _between(self._late_values, begin, upto)
-        late_fresh = self._late.rows.fresh.reshape(-1, row.FRESH_WIDTH)
+        late_fresh = self._late.rows.fresh.reshape(-1, streams.FRESH_WIDTH)
         late_fresh = late_fresh[(late_fresh[:, 0] >= begin) & (late_fresh[:, 0] < upto)]
         self._arrived = upto
         incoming = value_rows(concatenate([values, late]), concatenate([rows.fresh, late_fresh.reshape(-1)]))
@@ -232,7 +233,7 @@ class Assembler:
         ops.call = np.where(linked, ops.forward_call, ops.call)
         self._set_opaque_outputs(ops, first)
         ops.name_operators()
-        result = ops.rows.column(row.O_RESULT)
+        result = ops.rows.column("result")
         result[result < 0] = self._tables.one_tensor
         flops = ops.flops(live, result)
         versions = self._changes.apply(
@@ -249,10 +250,10 @@ class Assembler:
         duration, changed = ops.durations()
         for position, spent in changed.items():
             sink.patch("ops", "duration", position, spent)
-        sink.add("ops", {
+        sink.add("ops", ops.rows.recorded(d.OpColumns) | {
             "name": ops.names, "level": ops.level, "flavour": ops.flavour, "phase": ops.phase,
             "call": ops.call, "frame": ops.stack, "parent": ops.parent, "forward": ops.forward,
-            "form": ops.rows.column(row.O_FORM), "result": result, "start": ops.rows.column(row.O_START),
+            "result": result,
             "duration": duration, "flops": flops, "flags": ops.flags, "thread": ops.thread,
             "input_offsets": ops.input_counts, "inputs": self.position_of(ops.inputs),
             "output_offsets": ops.output_counts, "outputs": self.position_of(ops.outputs),
@@ -404,12 +405,12 @@ class Assembler:
         self._bytes = self._bytes[:, self._bytes[0] >= self._first_value]
 
     def _waiting_sources(self) -> IntArray:
-        rows = self._waiting.reshape(-1, row.V_WIDTH)
-        return np.concatenate([rows[:, row.V_BASE], rows[:, row.V_PREVIOUS]])
+        rows = self._waiting.reshape(-1, streams.VALUE.width)
+        return np.concatenate([rows[:, streams.V_BASE], rows[:, streams.V_PREVIOUS]])
 
 
 def _first_id(live: LiveValues, first: int) -> int:
-    return int(live.id[first]) if first < len(live) else row.END
+    return int(live.id[first]) if first < len(live) else streams.END
 
 
 def _storage_sizes(parts: list[IntArray]) -> IntArray:
@@ -421,13 +422,13 @@ def _storage_sizes(parts: list[IntArray]) -> IntArray:
 
 def _last_value(values: IntArray, fresh: IntArray) -> int:
     """One more than the last id."""
-    ids = np.concatenate([values[1 :: row.V_WIDTH], fresh[:: row.FRESH_WIDTH]])
+    ids = np.concatenate([values[1 :: streams.VALUE.width], fresh[:: streams.FRESH_WIDTH]])
     return 1 + int(ids.max()) if len(ids) else 0
 
 
 def _first_value(rows: Streams) -> int:
-    ids = np.concatenate([rows.values[1 :: row.V_WIDTH], rows.fresh[:: row.FRESH_WIDTH]])
-    return int(ids.min()) if len(ids) else row.END
+    ids = np.concatenate([rows.values[1 :: streams.VALUE.width], rows.fresh[:: streams.FRESH_WIDTH]])
+    return int(ids.min()) if len(ids) else streams.END
 
 
 def _between(rows: Rows, begin: int, end: int) -> IntArray:

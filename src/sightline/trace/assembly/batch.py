@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sightline.schema.streams import COUNTS, END, FLOATS, LANES
 from sightline.trace.assembly.arrays import EMPTY, IntArray, concatenate
-from sightline.trace.assembly.row_columns import COUNTS, END, FLOATS, LANES
 from sightline.trace.data import F64, CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
 from sightline.trace.forms import Form
 
@@ -84,6 +84,8 @@ class Tables:
     one_tensor: int = 0  #: the form of a single tensor
     begin: int = 0  #: the clock when the recording began
     first_sequence: int = 0  #: the number of the first autograd node
+    sequences: dict[int, int] = field(default_factory=dict)  #: thread -> its autograd number at the first row
+    gaps: list[int] = field(default_factory=list)  #: ids before which rows were lost
     aten_passage: int = 0  #: ns that torch adds to every observed aten op
     api_passage: int = 0
     whole_ops: bool = False  #: autograd numbers were read after the whole op, its autograd part included

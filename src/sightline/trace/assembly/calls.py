@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from sightline.schema import streams
+from sightline.schema.tables import BACKWARD, RECOMPUTE
 from sightline.trace import data as d
-from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import (
     EMPTY,
     IntArray,
@@ -21,7 +22,6 @@ from sightline.trace.assembly.arrays import (
 )
 from sightline.trace.assembly.batch import StepMark, Tables
 from sightline.trace.assembly.ops import BatchOps
-from sightline.trace.assembly.row_columns import BACKWARD, RECOMPUTE
 from sightline.trace.assembly.values import LiveValues
 from sightline.trace.data import StepInfo
 
@@ -40,14 +40,14 @@ class CallAssembler:
         self._ended = 0  # calls that have ended
         self._written = 0  # calls that are in the columns
         self._call_counts: dict[int, int] = {}  # by module
-        self._open = Rows(EMPTY, row.C_WIDTH)  # calls that have begun and not ended
+        self._open = Rows(EMPTY, streams.CALL)  # calls that have begun and not ended
         # Of the same, by id: id, position, index, first op, and the aten ops and their time before it.
         self._begins = np.zeros((6, 0), dtype=np.int64)
         self._waiting: list[dict[str, IntArray]] = []
 
     def begin(self, rows: Rows, ops: BatchOps) -> IntArray:
         """Give the calls that begin in a batch their positions; returns their ids."""
-        ids, module = rows.ids, rows.column(row.C_MODULE)
+        ids, module = rows.ids, rows.column("module")
         ahead = np.searchsorted(ops.ids, ids)
         aten, own = _aten_totals(ops)
         begins = np.stack([
@@ -55,7 +55,9 @@ class CallAssembler:
             ops.before.aten + aten[ahead], ops.before.own + own[ahead],
         ])  # fmt: skip
         self.count += len(ids)
-        self._open = Rows(concatenate([self._open.flat, rows.flat]), row.C_WIDTH) if len(self._open) else rows
+        if len(self._open):
+            rows = Rows(concatenate([self._open.flat, rows.flat]), streams.CALL)
+        self._open = rows
         self._begins = np.concatenate([self._begins, begins], axis=1)
         return ids
 
@@ -78,11 +80,13 @@ class CallAssembler:
     def end(self, end: int, ops: BatchOps, live: LiveValues, position_of: IdMap, recomputes: Mask) -> None:
         """Finish the calls that end before ``end``; all ops before it have arrived."""
         rows = self._open
-        ended = rows.column(row.C_END) < end
+        ended = rows.column("end") < end
         done = rows.select(ended)
         begins = self._begins[:, ended]
-        parents = self.positions(done.column(row.C_PARENT))
-        self._open = Rows(rows.select_stream(~ended), row.C_WIDTH)  # a copy, so that the ended rows are freed
+        parents = self.positions(done.column("parent"))
+        self._open = Rows(
+            rows.select_stream(~ended), streams.CALL
+        )  # a copy, so that the ended rows are freed
         self._begins = self._begins[:, ~ended]
         if len(done):
             self._waiting.append(
@@ -94,12 +98,12 @@ class CallAssembler:
         position_of: IdMap, recomputes: Mask,
     ) -> dict[str, IntArray]:  # fmt: skip
         _, position, index, first, aten_before, own_before = begins
-        bits, stack = rows.column(row.C_BITS), rows.column(row.C_STACK)
-        phase, flags = bits & ((1 << row.FLAG_SHIFT) - 1), bits >> row.FLAG_SHIFT
+        bits, stack = rows.column("bits"), rows.column("stack")
+        phase, flags = bits & ((1 << streams.FLAG_SHIFT) - 1), bits >> streams.FLAG_SHIFT
         phase[(phase == BACKWARD) & recomputes[stack]] = RECOMPUTE
         # A checkpoint ends its second forward by an exception of its own, as soon as it has what it needs.
         flags[phase == RECOMPUTE] &= ~d.RAISED
-        ends = rows.column(row.C_END)
+        ends = rows.column("end")
         upto = np.searchsorted(ops.ids, ends)
         end = ops.base + upto
         aten, own = _aten_totals(ops)
@@ -110,17 +114,15 @@ class CallAssembler:
         # The ids of ends are in order; of calls that never ended the innermost comes first.
         order[np.lexsort((-rows.ids, ends))] = self._ended + np.arange(len(rows))
         self._ended += len(rows)
-        inputs = rows.column(row.C_INPUTS)
-        outputs = rows.column(0) - row.C_WIDTH - inputs
-        entered = inputs_at_entry(live, rows.lists(row.C_WIDTH, inputs), np.repeat(first, inputs))
-        return {
-            "position": position, "module": rows.column(row.C_MODULE), "index": index, "parent": parents,
-            "frame": stack, "phase": phase, "start": rows.column(row.C_START),
-            "duration": np.maximum(rows.column(row.C_DURATION) - watched, least), "first_op": first,
-            "end_op": end, "flags": flags, "input_form": rows.column(row.C_INPUT_FORM),
-            "output_form": rows.column(row.C_OUTPUT_FORM), "order": order, "input_counts": inputs,
+        inputs = rows.column("input_count")
+        outputs = rows.column("length") - streams.CALL.width - inputs
+        entered = inputs_at_entry(live, rows.lists(streams.CALL.width, inputs), np.repeat(first, inputs))
+        return rows.recorded(d.CallColumns) | {
+            "position": position, "index": index, "parent": parents, "frame": stack, "phase": phase,
+            "duration": np.maximum(rows.column("duration") - watched, least), "first_op": first,
+            "end_op": end, "flags": flags, "order": order, "input_counts": inputs,
             "inputs": position_of(entered), "output_counts": outputs,
-            "outputs": position_of(rows.lists(row.C_WIDTH + inputs, outputs)),
+            "outputs": position_of(rows.lists(streams.CALL.width + inputs, outputs)),
         }  # fmt: skip
 
     def ready(self) -> dict[str, IntArray] | None:
@@ -142,7 +144,7 @@ class CallAssembler:
     def open_inputs(self) -> IntArray:
         """The inputs of the calls that have not ended."""
         rows = self._open
-        return rows.lists(row.C_WIDTH, rows.column(row.C_INPUTS))
+        return rows.lists(streams.CALL.width, rows.column("input_count"))
 
 
 def inputs_at_entry(live: LiveValues, inputs: IntArray, first: IntArray) -> IntArray:
@@ -164,7 +166,7 @@ def inputs_at_entry(live: LiveValues, inputs: IntArray, first: IntArray) -> IntA
 def _aten_totals(ops: BatchOps) -> tuple[IntArray, IntArray]:
     """The number of aten ops, and their time, before each op and after the last."""
     aten = ops.level == 1
-    return offsets_of(aten), offsets_of(np.where(aten, ops.rows.column(row.O_DURATION), 0))
+    return offsets_of(aten), offsets_of(np.where(aten, ops.rows.column("duration"), 0))
 
 
 def _reorder(columns: dict[str, IntArray], order: IntArray) -> dict[str, IntArray]:
@@ -242,7 +244,7 @@ class StepAssembler:
             else:
                 at = matching_begin([each.mark for each in opened], placed.mark)
                 steps += [(opened.pop(at), placed)] if at >= 0 else []
-        end = PlacedMark(StepMark("", row.END, begin + elapsed, begins=False), ops, calls)
+        end = PlacedMark(StepMark("", streams.END, begin + elapsed, begins=False), ops, calls)
         steps += ((placed, end) for placed in opened)
         infos = []
         for first, last in sorted(steps, key=lambda pair: pair[0].mark.op):

@@ -11,10 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from sightline.trace.assembly import row_columns as row
+from sightline.schema.tables import BACKWARD, FORWARD, RECOMPUTE
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, expand_ranges, offsets_of
 from sightline.trace.assembly.ops import OPAQUE, BatchOps
-from sightline.trace.assembly.row_columns import BACKWARD, FORWARD, RECOMPUTE
 from sightline.trace.assembly.values import LiveValues
 
 #: How many autograd nodes, counted from the last, keep the op that made them.
@@ -28,10 +27,10 @@ class ForwardLinks:
         self._ops, self._live = ops, live
         self._batch_makers = EMPTY
 
-    def find(self, recomputes: Mask) -> None:
+    def find(self, recomputes: Mask, first_gradients: Mask) -> None:
         """Link every backward op to the forward op whose autograd node it belongs to."""
         ops = self._ops
-        node = ops.rows.column(row.O_NODE)
+        node = ops.rows.column("node")
         in_backward = (node != -1) & (ops.level == 1)
         again = in_backward & recomputes[ops.stack]
         ops.phase[again] = RECOMPUTE
@@ -42,29 +41,35 @@ class ForwardLinks:
         asking = np.flatnonzero(makes & (node >= 0) & ~again)
         if len(asking) and nodes.shape[1]:
             keys = (nodes[0] << 32) + nodes[1]
-            at = np.searchsorted(keys, (node[asking] << 32) + ops.base + asking, side="right") - 1
+            at = np.searchsorted(keys, (node[asking] << 32) + ops.base + asking) - 1  # an op before this one
             fits = (at >= 0) & (nodes[0][at] == node[asking])
             ops.forward[asking[fits]] = nodes[1][at[fits]]
             ops.forward_call[asking[fits]] = nodes[2][at[fits]]
         self._batch_makers = self._makers()
         self._link_accumulations(np.flatnonzero((node == -2) & in_backward & ~again))
-        self._link_first_gradients()
+        self._link_first_gradients(first_gradients)
 
     def _note_nodes(self, making: IntArray) -> None:
         """Add the autograd nodes of these ops to the table of nodes."""
         ops = self._ops
-        before, sequence = ops.before, ops.rows.column(row.O_SEQUENCE)
+        before, sequence = ops.before, ops.rows.column("sequence")
+        node = ops.rows.column("node")
         parts = [np.zeros((3, 0), dtype=np.int64)]
         for thread in np.unique(ops.thread[making]).tolist():
             here = making[ops.thread[making] == thread]
             now = sequence[here]
-            reached = np.maximum.accumulate(np.concatenate([[before.sequences.get(thread, -1)], now]))
+            start = before.sequences.get(thread)
+            if start is None:  # a thread that is new: its first op made a node, unless it ran for one
+                start = int(now[0]) - bool(now[0] > 0 and node[here[0]] == -1)
+            reached = np.maximum.accumulate(np.concatenate([[start], now]))
             earlier = reached[:-1]
+            resumed = ops.after_gaps(here)
+            earlier[resumed] = np.maximum(earlier, now)[resumed]  # nobody knows what made the nodes between
             ahead = now > earlier
             parts.append(np.stack([now[ahead] - 1, ops.base + here[ahead], ops.call[here[ahead]]]))
             # An op recorded from outside made all the nodes counted since; one recorded below autograd made
             # only the last, and the op before it made the others.
-            more = np.where(ahead & (earlier >= 0), np.minimum(now - 1 - earlier, _NODES), 0)
+            more = np.where(ahead, np.minimum(now - 1 - earlier, _NODES), 0)
             if more.any():
                 owner = np.searchsorted(making, here) - (not ops.tables.whole_ops)
                 op = np.where(owner >= 0, ops.base + making[owner], before.last_op)
@@ -114,29 +119,30 @@ class ForwardLinks:
         return zip(np.repeat(chosen, counts).tolist(), rows.tolist(), makers.tolist(), strict=True)
 
     def _link_accumulations(self, unlinked: IntArray) -> None:
-        """Link an op that adds into a leaf's gradient to the forward op of that gradient."""
+        """Link an op that adds into a leaf's gradient to the forward op of what it adds.
+
+        The gradient it adds to is of an earlier backward pass, so that the latest forward op counts.
+        """
         ops, live = self._ops, self._live
-        linked = -1
         for op, input_row, maker in self._input_makers(unlinked):
-            if op == linked:
-                continue
-            if maker >= 0:
+            if 0 <= maker < op:
                 forward, call = int(ops.forward[maker]), int(ops.forward_call[maker])
-            elif input_row >= 0 and live.maker[input_row] >= 0:
+            elif maker < 0 and input_row >= 0 and live.maker[input_row] >= 0:
                 forward, call = int(live.maker_forward[input_row]), int(live.maker_forward_call[input_row])
             else:
                 continue
-            if maker != op and forward >= 0:
+            if forward > ops.forward[op]:
                 ops.forward[op], ops.forward_call[op] = forward, call
-                linked = op
 
-    def _link_first_gradients(self) -> None:
+    def _link_first_gradients(self, stacks: Mask) -> None:
         """Link what ``backward()`` runs before its first node: the gradient of the loss."""
         ops, live = self._ops, self._live
         ops.phase[ops.starts_backward & (ops.phase == FORWARD)] = BACKWARD
         inside = np.flatnonzero((ops.parent >= 0) & (ops.phase == FORWARD))
         if len(inside):
             inside = inside[np.isin(ops.parent_ids[inside], list(ops.before.backwards))]
+        makes = (ops.level == 1) & (ops.phase == FORWARD) & stacks[ops.stack]
+        inside = np.union1d(inside, np.flatnonzero(makes))
         ops.phase[inside] = BACKWARD
         linked = -1
         for op, input_row, maker in self._input_makers(inside):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sightline.schema import streams
+from sightline.schema.tables import BACKWARD
 from sightline.trace import data as d
-from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import (
     EMPTY,
     IntArray,
@@ -23,7 +24,6 @@ from sightline.trace.assembly.arrays import (
     positions_in,
 )
 from sightline.trace.assembly.batch import Operation, SourcePosition, Tables
-from sightline.trace.assembly.row_columns import BACKWARD
 
 if TYPE_CHECKING:
     from sightline.trace.assembly.values import LiveValues
@@ -49,7 +49,7 @@ class OpenApiCall:
 class OpHistory:
     """What later batches need of earlier ops."""
 
-    def __init__(self, first_sequence: int, late: set[int]) -> None:
+    def __init__(self, tables: Tables, late: set[int]) -> None:
         self.count = 0
         self.aten = 0  #: aten ops so far, and their time
         self.own = 0
@@ -58,9 +58,10 @@ class OpHistory:
         self.open_calls: dict[int, OpenApiCall] = {}  #: by position, open when a batch ended
         self.late = late  #: ids of ops that were open when a batch ended
         self.last_op, self.last_call = -1, -1
-        self.sequences: dict[int, int] = {}  #: thread -> its last autograd number
-        self.first_sequence = first_sequence
-        self.forward_sequences: dict[int, int] = {}  #: the same for ops outside a backward pass
+        #: thread -> its last autograd number; the thread that began the recording is the first
+        self.sequences = {0: tables.first_sequence, **tables.sequences}
+        self.forward_sequences = dict(self.sequences)  #: the same for ops outside a backward pass
+        self.first_sequence = tables.first_sequence
         self.nodes = np.zeros((3, 0), dtype=np.int64)  #: autograd number, op, its call; sorted
         self._ids, self._base = EMPTY, 0
 
@@ -92,25 +93,25 @@ class BatchOps:
     def __init__(self, rows: Rows, tables: Tables, before: OpHistory, names: Names) -> None:
         self.rows, self.ids, self.before, self._names, self.tables = rows, rows.ids, before, names, tables
         self.base = before.count
-        self.info = rows.column(row.O_INFO)
+        self.info = rows.column("info")
         operations = tables.operations
         self.names = np.array([names.id(one.name) for one in operations] or [0], dtype=np.int64)[self.info]
         self.flavour = np.array([one.flavour for one in operations] or [0], dtype=np.int64)[self.info]
         self.level = (self.flavour == OP).astype(np.int64)
-        bits = rows.column(row.O_BITS)
-        self.phase = bits & ((1 << row.FLAG_SHIFT) - 1)
-        self.flags = (bits >> row.FLAG_SHIFT) & 0x7F
-        self.thread = bits >> row.THREAD_SHIFT
-        self.stack = rows.column(row.O_STACK)
-        self.parent_ids = rows.column(row.O_PARENT)
+        bits = rows.column("bits")
+        self.phase = bits & ((1 << streams.FLAG_SHIFT) - 1)
+        self.flags = (bits >> streams.FLAG_SHIFT) & 0x7F
+        self.thread = bits >> streams.THREAD_SHIFT
+        self.stack = rows.column("stack")
+        self.parent_ids = rows.column("parent")
         self.parent = before.positions(self.parent_ids, self.ids)
         self.call = EMPTY  #: positions of module calls, set by the assembler
-        self.input_counts = rows.column(row.O_INPUTS)
-        self.output_counts = rows.column(0) - row.O_WIDTH - self.input_counts
+        self.input_counts = rows.column("input_count")
+        self.output_counts = rows.column("length") - streams.OP.width - self.input_counts
         if len(rows) and self.output_counts.min() < 0:
             raise ValueError("an op has more inputs than its row")
-        self.inputs = rows.lists(row.O_WIDTH, self.input_counts)  #: ids of values
-        self.outputs = rows.lists(row.O_WIDTH + self.input_counts, self.output_counts)
+        self.inputs = rows.lists(streams.OP.width, self.input_counts)  #: ids of values
+        self.outputs = rows.lists(streams.OP.width + self.input_counts, self.output_counts)
         self.forward = np.full(len(self.ids), -1, dtype=np.int64)
         self.forward_call = np.full(len(self.ids), -1, dtype=np.int64)
         self._note_anchors(operations)
@@ -128,7 +129,7 @@ class BatchOps:
 
     def advanced(self) -> Mask:
         """Which ops outside a backward pass have made an autograd node."""
-        sequence = self.rows.column(row.O_SEQUENCE)
+        sequence = self.rows.column("sequence")
         aten = (self.level == 1) & (self.phase != BACKWARD)
         advanced = np.zeros(len(sequence), dtype=bool)
         before = self.before
@@ -136,8 +137,14 @@ class BatchOps:
             here = np.flatnonzero(aten & (self.thread == thread))
             start = before.forward_sequences.get(thread, before.first_sequence)
             advanced[here] = sequence[here] > np.concatenate([[start], sequence[here][:-1]])
+            advanced[here[self.after_gaps(here)]] = False
             before.forward_sequences[thread] = int(sequence[here][-1])
         return advanced
+
+    def after_gaps(self, ops: IntArray) -> IntArray:
+        """Those of a thread's ops before which rows of it may be lost, as positions among them."""
+        first = np.searchsorted(self.ids[ops], np.array(self.tables.gaps, dtype=np.int64))
+        return first[first < len(ops)]
 
     def name_operators(self) -> None:
         """Rename calls written as operators: ``x @ y`` instead of ``x.matmul(y)``."""
@@ -154,7 +161,7 @@ class BatchOps:
 
         The second result are new durations of calls that began in an earlier batch, by position.
         """
-        durations = np.maximum(self.rows.column(row.O_DURATION), 0)
+        durations = np.maximum(self.rows.column("duration"), 0)
         inner = np.flatnonzero(self.parent >= self.base)
         parents = self.parent[inner] - self.base
         count = np.bincount(parents, minlength=len(durations))
@@ -190,7 +197,7 @@ class BatchOps:
 
     def _counted_flops(self, ops: IntArray, live: LiveValues, result: IntArray) -> list[int]:
         """The FLOPs of some ops, computed once for each distinct signature."""
-        form = self.rows.column(row.O_FORM)
+        form = self.rows.column("form")
         signatures = zip(
             self.info[ops].tolist(), form[ops].tolist(),
             _metas(live, self.inputs, self.input_counts, ops),
@@ -215,6 +222,23 @@ def _metas(live: LiveValues, ids: IntArray, counts: IntArray, ops: IntArray) -> 
     rows = live.at(ids[expand_ranges(starts, counts)])
     metas = (np.where(rows >= 0, live.meta[rows], -1) if len(live) else rows).tobytes()
     return [metas[start:end] for start, end in pairwise((8 * offsets_of(counts)).tolist())]
+
+
+def first_gradient_stacks(places: list[SourcePosition], codes: list[d.CodeInfo]) -> Mask:
+    """Which stacks end where a backward pass makes its first gradient; position -1 is the empty stack.
+
+    Without API calls nothing else says that the pass has begun.
+    """
+    makers = [
+        number
+        for number, code in enumerate(codes)
+        if code.function == "_make_grads"
+        and code.file.replace("\\", "/").endswith("torch/autograd/__init__.py")
+    ]
+    made = np.zeros(len(places) + 1, dtype=bool)
+    if makers:
+        made[:-1] = np.isin([place.code for place in places], makers)
+    return made
 
 
 def recompute_stacks(places: list[SourcePosition], codes: list[d.CodeInfo]) -> Mask:

@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.schema.streams import COUNTS, FLOATS
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, offsets_of, positions_in
 from sightline.trace.assembly.batch import Tables, no_counts, no_floats
 from sightline.trace.assembly.ops import BatchOps
-from sightline.trace.assembly.row_columns import COUNTS, FLOATS
 from sightline.trace.assembly.values import LiveValues
 from sightline.trace.data import F64, TensorMeta
 

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sightline.trace.assembly import row_columns as row
+from sightline.schema import streams
+from sightline.schema.streams import MEMORY_WIDTH
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, chain_ends, concatenate, positions_in
 from sightline.trace.assembly.batch import Tables
-from sightline.trace.assembly.row_columns import M_WIDTH
 from sightline.trace.data import KIND, TensorMeta
 
 
@@ -50,7 +50,7 @@ def open_allocations(before: IntArray, rows: IntArray) -> IntArray:
 
 def _with_ends(flat: IntArray) -> tuple[IntArray, Mask, IntArray]:
     """Rows sorted by storage; whether another row of the same storage follows, and its time."""
-    rows = flat.reshape(-1, M_WIDTH)
+    rows = flat.reshape(-1, MEMORY_WIDTH)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     ended = np.zeros(len(rows), dtype=bool)
     end = np.full(len(rows), -1, dtype=np.int64)
@@ -123,25 +123,25 @@ class LiveValues:
 
 #: The columns of `LiveValues` that a value row has.
 _ROW_COLUMNS: Final = {
-    "id": 1, "meta": row.V_META, "address": row.V_STORAGE, "offset": row.V_OFFSET, "kind": row.V_KIND,
-    "producer": row.V_PRODUCER, "previous": row.V_PREVIOUS, "base": row.V_BASE, "flags": row.V_FLAGS,
-}  # fmt: skip
+    {"storage": "address"}.get(name, name): at for at, name in enumerate(streams.VALUE.names) if at
+}
 
 
 def value_rows(values: IntArray, fresh: IntArray) -> IntArray:
     """Every value as a row, sorted by id: those written in full, and the plain results of ops.
 
-    >>> value_rows(EMPTY, np.array([7, 2, 5]))[:, [1, row.V_META, row.V_PRODUCER, row.V_BASE]].tolist()
-    [[7, 2, 5, -1]]
+    >>> row = value_rows(EMPTY, np.array([7, 2, 5]))[0].tolist()
+    >>> dict(zip(streams.VALUE.names, row))["producer"]
+    5
     """
-    full, plain = values.reshape(-1, row.V_WIDTH), fresh.reshape(-1, row.FRESH_WIDTH)
-    if (full[:, 0] != row.V_WIDTH).any():
+    full, plain = values.reshape(-1, streams.VALUE.width), fresh.reshape(-1, streams.FRESH_WIDTH)
+    if (full[:, 0] != streams.VALUE.width).any():
         raise ValueError("a value row has a wrong length")
-    rows = np.zeros((len(full) + len(plain), row.V_WIDTH), dtype=np.int64)
+    rows = np.zeros((len(full) + len(plain), streams.VALUE.width), dtype=np.int64)
     rows[: len(full)], rest = full, rows[len(full) :]
-    rest[:, 0], rest[:, row.V_KIND] = row.V_WIDTH, ACTIVATION
-    rest[:, [row.V_PREVIOUS, row.V_BASE]] = -1
-    rest[:, [1, row.V_META, row.V_PRODUCER]] = plain
+    rest[:, 0], rest[:, streams.V_KIND] = streams.VALUE.width, ACTIVATION
+    rest[:, [streams.V_PREVIOUS, streams.V_BASE]] = -1
+    rest[:, [1, streams.V_META, streams.V_PRODUCER]] = plain
     return rows[np.argsort(rows[:, 1], kind="stable")]
 
 
@@ -150,7 +150,7 @@ def split_incoming(rows: IntArray, end: int, ops: IntArray) -> tuple[dict[str, I
 
     ``ops`` are the ids of the ops of this batch, some of which may come from ``end`` on.
     """
-    producer = rows[:, row.V_PRODUCER]
+    producer = rows[:, streams.V_PRODUCER]
     later = np.flatnonzero(producer >= end)
     later = later[positions_in(ops, producer[later]) < 0]
     cut = int(later[0]) if len(later) else len(rows)
@@ -187,8 +187,8 @@ class Storages:
         self._measure(metas)
         ids, address = live.id[first:], live.address[first:]
         flags = live.flags[first:]
-        before = np.where(flags & row.MOVED, -1, live.previous[first:])
-        live.flags[first:] = flags & ~row.MOVED
+        before = np.where(flags & streams.MOVED, -1, live.previous[first:])
+        live.flags[first:] = flags & ~streams.MOVED
         source_ids = np.where(live.base[first:] >= 0, live.base[first:], before)
         source = live.at(source_ids)
         source[source_ids < 0] = -1
@@ -215,9 +215,9 @@ class Storages:
         before = np.full(len(live), -1, dtype=np.int64)
         before[first:] = source
         live.storage = live.storage[chain_ends(before)]
-        inherited = live.offset == row.INHERITED
+        inherited = live.offset == streams.INHERITED
         live.offset = live.offset[chain_ends(np.where(inherited, before, -1))]
-        live.offset[inherited & (live.offset == row.INHERITED)] = 0
+        live.offset[inherited & (live.offset == streams.INHERITED)] = 0
 
 
 def inherited(kind: IntArray, before: IntArray, unnamed: Mask) -> tuple[IntArray, IntArray]:

@@ -16,7 +16,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,16 +33,24 @@ _MOST_ROWS: Final = 1 << 40
 _ROW: Final = 200  #: bytes of memory for a row of a small table besides its text
 
 
+#: How many databases are kept open; of more, those opened first are opened again for each query.
+_MOST_OPEN: Final = 128
+_open: Final[list[weakref.ref[Database]]] = []
+
+
 class Database:
-    """One database, read only; it stays open where another is saved over it."""
+    """One database, read only; it stays open where another is saved over it, until it is suspended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self.guard():
             self.size = _check_header(path)
             self.budget = Budget(self.size)
-            self._connection = _connect(path, self.size)
+            self._file = path.absolute()  # the program may change its working folder
+            self._identity = _identity(path)
+            self._connection: sqlite3.Connection | None = _connect(self._file, self.size)
             self._close = weakref.finalize(self, self._connection.close)
+            self._closed = False
             self._lock = threading.Lock()
             try:
                 self._check_schema()
@@ -51,6 +59,16 @@ class Database:
             except BaseException:
                 self._close()
                 raise
+        _open.append(weakref.ref(self))
+        if len(_open) > _MOST_OPEN:
+            held = [
+                one
+                for one in (reference() for reference in tuple(_open))
+                if one is not None and one._close.alive
+            ]
+            for first in held[:-_MOST_OPEN]:
+                first.suspend()
+            _open[:] = map(weakref.ref, held[-_MOST_OPEN:])
 
     def guard(self) -> AbstractContextManager[None]:
         """Turn every error while reading into `DamagedFile` with one sentence."""
@@ -58,7 +76,14 @@ class Database:
 
     def close(self) -> None:
         """Close the file; what was not read by now cannot be read any more."""
+        self._closed = True
         self._close()
+
+    def suspend(self) -> None:
+        """Close the file; it is opened again for each query, if it is still the same."""
+        with self._lock:
+            self._connection = None
+            self._close()
 
     def texts(self, table: str) -> list[str]:
         """Every text of a table, in order."""
@@ -144,12 +169,26 @@ class Database:
     @contextmanager
     def _rows(self, query: str, *values: Any) -> Iterator[Iterator[tuple[Any, ...]]]:
         """The rows of a query; one thread at a time, and the cursor is always closed."""
-        with self._lock:
-            cursor = self._connection.execute(query, values)
+        with self._lock, self._connected() as connection:
+            cursor = connection.execute(query, values)
             try:
                 yield cursor
             finally:
                 cursor.close()
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """The connection; of a suspended database a new one."""
+        if self._connection is not None or self._closed:
+            if self._connection is None:
+                raise Damage("it was closed")
+            yield self._connection
+            return
+        _check_header(self._file)
+        if _identity(self._file) != self._identity:
+            raise Damage("it was replaced after it was opened")
+        with closing(_connect(self._file, self.size)) as connection:
+            yield connection
 
     def _check_schema(self) -> None:
         tables = set()
@@ -206,6 +245,11 @@ class Database:
         return counts
 
 
+def _identity(path: Path) -> tuple[int, ...]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def _check_header(path: Path) -> int:
     """Check the header of a file before SQLite opens it; returns the size of the file."""
     if not stat.S_ISREG(os.stat(path).st_mode):
@@ -248,7 +292,7 @@ def _check_header(path: Path) -> int:
 
 def _connect(path: Path, size: int) -> sqlite3.Connection:
     """Open a database read only, with every feature off that a reader does not need."""
-    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    uri = f"{path.as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     try:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(min(size, (1 << 31) - 1), 1 << 16))

@@ -13,28 +13,25 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.schema.columns import column_of
 from sightline.trace import data as d
 from sightline.trace.bundle.schema import MAX_LINKS, MAX_NESTING, length_name
 from sightline.trace.damage import Damage, quoted
 
 Array = NDArray[Any]
 
-#: Links that point to earlier rows, so that following them ends.
-_BACK: Final = frozenset({("ops", "parent"), ("ops", "forward"), ("values", "previous"), ("values", "base"),
-                          ("calls", "parent"), ("frames", "parent")})  # fmt: skip
-#: Links whose whole chains views print.
-_CHAINS: Final = frozenset({("calls", "parent"), ("frames", "parent")})
 #: The types that views expect in ``info``, for the keys that are present.
 _INFO: Final[dict[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("name", "ops", "torch", "python", "compiled", "device", "time"), (str, type(None))),
     **dict.fromkeys(("pid", "duration_ns", "fault_count", "external", "threads", "checked", "left_out",
-                     "last", "dropped", "evicted", "device_own_ns"), (int, type(None))),
-    **dict.fromkeys(("exception", "check", "note"), (str, type(None))),
-    "faults": list,
+                     "unrecorded_calls", "last", "dropped", "evicted", "device_own_ns"), (int, type(None))),
+    **dict.fromkeys(("exception", "check", "note", "engine", "engine_reason",
+                     "unrecorded_module"), (str, type(None))),
+    **dict.fromkeys(("faults", "contradictions"), list),
     "allow": (list, tuple, type(None)),
     "failure": dict,
     "training": dict,
-    **dict.fromkeys(("gradients", "unregistered", "same_weights"), list),
+    **dict.fromkeys(("gradients", "unregistered", "same_weights", "warnings"), list),
     "allocator": dict,
     **dict.fromkeys(("rank", "local_rank", "world_size", "restart", "began_ns", "seed"), int),
     **dict.fromkeys(("job", "rank_device"), str),
@@ -51,6 +48,8 @@ def check_info(info: Mapping[str, Any]) -> None:
     for name, kinds in _INFO.items():
         if name in info and not isinstance(info[name], kinds):
             raise Damage(f"it says {quoted(info[name])} of {name!r}")
+    if not all(type(text) is str for text in info.get("contradictions", ())):
+        raise Damage("it does not say how it contradicts itself")
     for row in info.get("dropped_collectives", ()):
         if not isinstance(row, list | tuple) or [type(each) for each in row] != [str, int, int]:
             raise Damage(f"it says {quoted(row)} of collectives that were dropped")
@@ -83,12 +82,13 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
     if len(column) != rows:
         raise Damage(f"{kind}/{name} has {len(column)} rows, not {rows}")
     _check_ids(kind, name, column, counts)
-    if (kind, name) in _BACK:
+    declared = column_of(kind, name)
+    if declared and declared.meaning.earlier:
         forward = column >= np.arange(len(column))
         if forward.any():
             raise Damage(f"{kind}/{name} of row {int(np.argmax(forward))} does not point back")
-    if (kind, name) in _CHAINS:
-        _check_chains(kind, name, column)
+    if declared and declared.meaning.chain:
+        check_chains(kind, name, column)
     if (kind, name) == ("stats", "value") and (np.diff(column) <= 0).any():
         raise Damage("the statistics are not in the order of their values")
 
@@ -96,18 +96,20 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
 def check_block(kind: str, name: str, block: Array, first_row: int, counts: Mapping[str, int]) -> None:
     """Check a part of a column that begins at ``first_row``."""
     _check_ids(kind, name, block, counts)
-    if (kind, name) in _BACK and (block >= np.arange(first_row, first_row + len(block))).any():
+    declared = column_of(kind, name)
+    earlier = declared is not None and declared.meaning.earlier
+    if earlier and (block >= np.arange(first_row, first_row + len(block))).any():
         raise Damage(f"{kind}/{name} does not point back")
     if name in ("first_op", "end_op") and len(block):
         _check_range(kind, name, block, 0, counts["ops"] + 1)
 
 
 def _check_ids(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
-    reference = d.REFERENCES.get((kind, name))
-    if reference is None:
+    declared = column_of(kind, name)
+    if declared is None or not declared.is_reference:
         return
-    low, target = reference.low, reference.target
-    size = counts[target] if isinstance(target, str) else target
+    size = len(declared.meaning.choices) or counts[declared.meaning.target]
+    low = declared.lowest
     if name.endswith("_form") and not size:
         low = 0  # a call without forms could not be shown
     _check_range(kind, name, column, low, size)
@@ -126,18 +128,24 @@ def _check_offsets(kind: str, name: str, column: Array, counts: Mapping[str, int
         raise Damage(f"{kind}/{name} does not fit the {flat} ids it should cut into lists")
 
 
-def _check_chains(kind: str, name: str, parents: Array) -> None:
+def check_chains(kind: str, name: str, parents: Array) -> None:
     """Bound the total length of all chains, which views print."""
+    lengths = chain_lengths(parents)
+    if int(lengths.sum()) > MAX_LINKS:
+        raise Damage(f"{kind}/{name} makes chains that are too long to be followed")
+    if kind == "calls" and int(lengths.max(initial=0)) > MAX_NESTING:
+        raise Damage(f"its module calls are more than {MAX_NESTING} deep")
+
+
+def chain_lengths(parents: Array) -> Array:
+    """How many rows are above each; parents come before their rows."""
     lengths = (parents >= 0).astype(np.int64)
     above = parents.astype(np.int64)
     while (above >= 0).any():  # steps double in length each time
         linked = np.flatnonzero(above >= 0)
         lengths[linked] += lengths[above[linked]]
         above[linked] = above[above[linked]]
-    if int(lengths.sum()) > MAX_LINKS:
-        raise Damage(f"{kind}/{name} makes chains that are too long to be followed")
-    if kind == "calls" and int(lengths.max(initial=0)) > MAX_NESTING:
-        raise Damage(f"its module calls are more than {MAX_NESTING} deep")
+    return lengths
 
 
 def check_spans(first: Array, end: Array, counts: Mapping[str, int]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sightline.schema.streams import COUNTS, FLOATS, LANES
 from sightline.trace.assembly.arrays import EMPTY, IntArray
 from sightline.trace.assembly.batch import (
     Batch,
@@ -33,7 +34,6 @@ from sightline.trace.assembly.batch import (
     Tables,
     ValueUpdate,
 )
-from sightline.trace.assembly.row_columns import COUNTS, FLOATS, LANES
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.limits import Budget, json_cost
 from sightline.trace.damage import Damage, quoted
@@ -118,6 +118,7 @@ class Journal:
         self.size = 0
         self._file = -1
         self._frames: list[tuple[int, int] | bytes] = []  # offset and length of each, or its bytes
+        self.left_out = 0  #: how many of the last frames are not used
         self._heads: list[dict[str, Any]] = []
         self.lost: list[int] = []  #: frames before which a damaged one was left out
         if path is not None:
@@ -133,7 +134,7 @@ class Journal:
         self._budget = Budget(self.size)
 
     def __len__(self) -> int:
-        return len(self._frames)
+        return len(self._frames) - self.left_out
 
     def close(self) -> None:
         """Close the file."""
@@ -187,8 +188,8 @@ class Journal:
         return None
 
     def leave_out(self, begin: int) -> None:
-        """Drop the frames from ``begin`` on, which cannot be used without one that was lost."""
-        del self._frames[begin:]
+        """Do not use the frames from ``begin`` on, which contradict those before."""
+        self.left_out = len(self._frames) - begin
 
     def _data(self, number: int) -> bytes:
         frame = self._frames[number]
@@ -266,7 +267,7 @@ class Journal:
         since = head.get("since")
         if not isinstance(since, dict):
             raise Damage("a frame before the last was altered")
-        for name, unknown in _UNKNOWN.items():
+        for name, unknown in UNKNOWN_ROWS.items():
             rows = getattr(tables, name)
             missing = since.get(name, 0) - len(rows)
             self._budget.take(f"{name} of lost frames", max(len(rows) + missing, 0) * 200)
@@ -275,7 +276,7 @@ class Journal:
 
 UNKNOWN_TENSOR: Final = TensorMeta((), None, "?", "cpu")
 #: The stand-in for a lost row of each table.
-_UNKNOWN: Final[dict[str, Any]] = {
+UNKNOWN_ROWS: Final[dict[str, Any]] = {
     "operations": Operation("?", 0, False, False, False, False),
     "metas": UNKNOWN_TENSOR,
     "forms": Form(),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace.bundle.schema import FREE_BYTES, GROWTH, MAX_LINKS
-from sightline.trace.damage import Damage
+from sightline.trace.damage import TooLarge
 from sightline.trace.data import TraceData
 from sightline.trace.forms import Form, Record, Symbol
 
@@ -24,7 +24,7 @@ class Budget:
     >>> budget.take("its names", 5000)
     >>> budget.take("its ops", 1 << 40)
     Traceback (most recent call last):
-    sightline.trace.damage.Damage: its ops would take more memory than a file of 1000 bytes may
+    sightline.trace.damage.TooLarge: its ops would take more memory than a file of 1000 bytes may
     """
 
     def __init__(self, size: int) -> None:
@@ -36,7 +36,7 @@ class Budget:
         """Use bytes for a part of the file; reading the same part again is free."""
         more = count - self._taken.get(what, 0)
         if more > self.left:
-            raise Damage(f"{what} would take more memory than a file of {self._size} bytes may")
+            raise TooLarge(f"{what} would take more memory than a file of {self._size} bytes may")
         if more > 0:
             self._taken[what] = count
             self.left -= more
@@ -83,7 +83,7 @@ _SIZES: Final[dict[str, Callable[[Any], int]]] = {
 
 
 def check_text_size(data: TraceData, kind: str, name: str, column: NDArray[Any], size: int) -> None:
-    """Raise `Damage` if a column would print far more text than a file of ``size`` bytes can hold."""
+    """Raise `TooLarge` if a column would print far more text than a file of ``size`` bytes can hold."""
     table = _TABLES.get((kind, name))
     if table is not None:
         sizes = _sizes(data, table)
@@ -94,9 +94,9 @@ def check_text_size(data: TraceData, kind: str, name: str, column: NDArray[Any],
     else:
         return
     if len(ids) and int(sizes[ids].sum()) > FREE_BYTES + _GROWTH * size:
-        raise Damage(f"{kind}/{name} stands for more text than a file of {size} bytes may")
+        raise TooLarge(f"{kind}/{name} stands for more text than a file of {size} bytes may")
     if (kind, name) == ("calls", "module") and int(_depths(data)[ids].sum()) > MAX_LINKS + _GROWTH * size:
-        raise Damage("its module calls are too deep in the tree of modules to be followed")
+        raise TooLarge("its module calls are too deep in the tree of modules to be followed")
 
 
 def _sizes(data: TraceData, table: str) -> NDArray[np.int64]:

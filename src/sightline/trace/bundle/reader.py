@@ -7,6 +7,7 @@ first time a view reads it, and then stays in memory.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -123,6 +124,12 @@ class LoadedTrace(d.TraceData):
         """Close the file; what was not read by now cannot be read any more."""
         self._database.close()
 
+    def close_with(self, owner: object) -> None:
+        """Close the file when ``owner`` is gone, also while rows are kept: these open it again to be read."""
+        database = self.__dict__.get("_database")  # a changed copy has none
+        if database is not None:
+            weakref.finalize(owner, database.suspend).atexit = False
+
     @property
     def counts(self) -> Mapping[str, int]:
         """How many rows each table has, without reading any."""
@@ -180,6 +187,9 @@ class UnfinishedTrace(LoadedTrace):
 
     def close(self) -> None:
         """Do nothing: the journal is closed already."""
+
+    def close_with(self, owner: object) -> None:
+        """Do nothing, as `close`."""
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -15,18 +15,19 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from sightline.schema.streams import OP
 from sightline.trace import data as d
 from sightline.trace.assembly.assembler import Assembler
 from sightline.trace.assembly.batch import Batch, LateRows, Tables
 from sightline.trace.assembly.last_ops import Dropped, add_placeholders, keep_last, merge_batches
 from sightline.trace.assembly.memory_sink import assemble, trace_data
-from sightline.trace.assembly.row_columns import O_WIDTH
 from sightline.trace.bundle import checks, json_codec, schema
 from sightline.trace.bundle.disk_sink import DiskSink
 from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
 from sightline.trace.bundle.limits import check_text_size
+from sightline.trace.bundle.soundness import check_all, sound_part
 from sightline.trace.bundle.writer import DiskColumns, save_columns
-from sightline.trace.damage import READ_ERRORS, Damage, damage_reported
+from sightline.trace.damage import READ_ERRORS, Damage, TooLarge, damage_reported
 from sightline.trace.shards.stores import ShardStore, Store
 
 #: About how many ops are assembled at once.
@@ -41,7 +42,7 @@ def segments(journal: Journal, size: int = SEGMENT) -> Iterator[tuple[list[Batch
         batch = journal.batch(number)
         segment.append(batch)
         length += len(batch.rows.ops)
-        if length >= size * (O_WIDTH + 3) and number < len(journal) - 1:
+        if length >= size * (OP.width + 3) and number < len(journal) - 1:
             yield segment, False
             segment, length = [], 0
     yield segment, True
@@ -70,15 +71,18 @@ def assemble_journal(journal: Journal, tables: Tables, store: Store | None) -> t
     """The trace of a whole journal, or with ``last=N`` what its last ops need."""
     count = tables.info.get("last")
     if count is None and journal.lost:
-        merged = merge_batches([journal.batch(number) for number in range(len(journal))])
+        batches = [journal.batch(number) for number in range(len(journal))]
         tables.metas.append(UNKNOWN_TENSOR)
-        batch = add_placeholders(merged, len(tables.metas) - 1)
+        tables.gaps = [batches[number - 1].end for number in journal.lost if 0 < number < len(batches)]
+        batch = add_placeholders(merge_batches(batches), len(tables.metas) - 1)
         return assemble(tables, [([batch], True)], LateRows(), store, sparse=True)
     if count is None:
         return assemble(tables, segments(journal), journal.late(), store)
     merged = merge_batches([journal.batch(number) for number in range(len(journal))])
-    batch, dropped = keep_last(merged, int(count), Dropped.from_info(tables.info), tables.operations)
+    batch, dropped = keep_last(merged, int(count), tables.operations, Dropped.from_info(tables.info))
     tables.info |= dropped.to_info()
+    tables.sequences = dropped.sequences
+    tables.info.pop("dropped_sequences", None)  # needed here only
     return assemble(tables, [([batch], True)], LateRows(), store, sparse=True)
 
 
@@ -97,13 +101,24 @@ def open_journal(path: Path) -> OpenedJournal:
 
 
 def _read_undamaged(path: Path, journal: Journal) -> OpenedJournal:
-    """The undamaged frames of a journal; where a trace cannot be made of them, those before the damage."""
-    if journal.lost:
-        try:
-            return _read(path, journal)
-        except (Damage, *READ_ERRORS):
-            journal.leave_out(journal.lost[0])
-    return _read(path, journal)
+    """As many of a journal's undamaged frames as a trace can be made of: all, or the first ones."""
+    try:
+        return _read(path, journal)
+    except TooLarge:
+        raise
+    except (Damage, *READ_ERRORS) as error:
+        good, bad, opened = 0, len(journal), None
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            journal.leave_out(middle)
+            try:
+                opened = _read(path, journal)
+                good = middle
+            except (Damage, *READ_ERRORS):
+                bad = middle
+        if opened is None:
+            raise error from None
+        return opened
 
 
 def _read(path: Path, journal: Journal) -> OpenedJournal:
@@ -118,7 +133,9 @@ def _read(path: Path, journal: Journal) -> OpenedJournal:
     store = ShardStore(folder, lenient=True) if folder.is_dir() else None
     _report_lost(tables.info, journal, store)
     data, _ = assemble_journal(journal, tables, store)
-    _check(data, journal.size)
+    data = sound_part(data)
+    check_all(data)
+    _check_texts(data, journal.size)
     stored = {info.key for info in store.captures()} if store is not None else set()
     captures = [info for info in data.captures if info.key in stored]  # a kill may have lost the last ones
     sources: dict[str, str] = {}
@@ -133,27 +150,16 @@ def _read(path: Path, journal: Journal) -> OpenedJournal:
 
 def _report_lost(info: dict[str, Any], journal: Journal, store: ShardStore | None) -> None:
     """Add to the faults what was recorded and cannot be read."""
-    lost = [f"{len(journal.lost)} of its batches"] if journal.lost else []
+    batches = len(journal.lost) + journal.left_out
+    lost = [f"{batches} of its batches"] if batches else []
     lost += [f"the tensors in {name}" for name in (store.damaged() if store is not None else ())]
     if lost:
         info["faults"] = [*info.get("faults", ()), f"Damaged and left out: {', '.join(lost)}."]
         info["fault_count"] = (info.get("fault_count") or 0) + 1
 
 
-def _check(data: d.TraceData, size: int) -> None:
-    """Apply the checks of a loaded bundle: every reference points at a row that exists."""
-    counts = {kind: len(getattr(data, kind)) for kind in schema.KINDS}
-    counts |= {"storages": len(data.storages), "names": len(data.names), "codes": len(data.codes)}
-    counts |= {"metas": len(data.metas), "forms": len(data.forms), "modules": len(data.modules)}
-    for kind, lists in (("ops", data.ops), ("calls", data.calls)):
-        counts |= {f"{kind}.inputs": len(lists.inputs), f"{kind}.outputs": len(lists.outputs)}
-    checks.check_modules(data.modules)
-    checks.check_metas(data.metas)
+def _check_texts(data: d.TraceData, size: int) -> None:
+    """No column of a loaded recording stands for more text than its file may hold."""
     for kind in schema.KINDS:
         for name in schema.columns_of(kind):
-            column = getattr(getattr(data, kind), name)
-            checks.check_column(kind, name, column, counts)
-            check_text_size(data, kind, name, column, size)
-    checks.check_spans(data.calls.first_op, data.calls.end_op, counts)
-    checks.check_steps(data.steps, counts)
-    checks.check_captures(data.captures, counts)
+            check_text_size(data, kind, name, getattr(getattr(data, kind), name), size)

@@ -33,7 +33,7 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
         raise UsageError(f"There is no recording {folder}.")
     journal, database = folder / JOURNAL, folder / schema.DATABASE
     done: list[str] = []
-    if not _is_free(journal):
+    if is_being_recorded(folder):
         raise UsageError(f"{folder} is still being recorded: stop the run first.")
     if database.exists():
         load(folder).close()  # raises if it cannot be opened: then the journal stays
@@ -41,7 +41,7 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
             journal.unlink()
             done.append(f"{JOURNAL} was of no more use, and is removed.")
     elif journal.exists():
-        data = load(folder)
+        data = load(folder)  # its sound part
         done.append(f"Finished {save_columns(data, WholeColumns(data), folder, sweep=(JOURNAL,))}.")
     left = _temporary_files(folder)
     for item in left:
@@ -64,20 +64,20 @@ def _temporary_files(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _is_free(path: Path) -> bool:
-    """Whether no process records into a journal: one that does holds a lock, where the system has locks."""
+def is_being_recorded(folder: Path) -> bool:
+    """Whether a process records into a folder: it holds a lock on its journal, where the system has locks."""
     try:
         import fcntl
 
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        number = os.open(folder / JOURNAL, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (ImportError, OSError):
-        return True
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
         return False
-    except OSError:
+    try:
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    except OSError:
+        return False
     finally:
         os.close(number)
-    return True
+    return False

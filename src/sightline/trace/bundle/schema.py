@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sightline.trace import data as d
+from sightline.schema.columns import COLUMN_TABLES, all_columns
 
 #: The database of the first process; others are ``rank1.db`` and so on.
 DATABASE: Final = "rank0.db"
@@ -56,7 +56,7 @@ MAX_NESTING: Final = 4000  #: how deep modules may be inside each other, and mod
 MAX_LINKS: Final = 1 << 24  #: the lengths of all stacks of frames, or of module calls, together
 
 #: The tables of columns.
-KINDS: Final = d.COLUMN_TABLES
+KINDS: Final = COLUMN_TABLES
 #: Tables that bundles of earlier versions do not have: they are empty there.
 ADDED: Final = frozenset({"allocations", "device_work"})
 #: The one column that stands alone.
@@ -68,18 +68,9 @@ def columns_of(kind: str) -> dict[str, str]:
     return KINDS[kind].dtypes()
 
 
-def is_flat(kind: str, name: str) -> bool:
-    """Whether a column has its own length, given by the offsets that cut it into lists.
-
-    >>> is_flat("ops", "inputs"), is_flat("ops", "name")
-    (True, False)
-    """
-    return kind in ("ops", "calls") and name in ("inputs", "outputs")
-
-
 def length_name(kind: str, name: str) -> str:
     """The key of a column's length in the counts: its table, or the column itself."""
-    return f"{kind}.{name}" if is_flat(kind, name) else kind
+    return f"{kind}.{name}" if kind in KINDS and KINDS[kind].declared[name].is_flat else kind
 
 
 def decoded_bytes(counts: dict[str, int]) -> int:
@@ -99,5 +90,5 @@ def allowed_bytes(size: int) -> int:
 #: Every length that a file must state.
 COUNTS: Final = (
     *KINDS, "storages", "sources", *TEXTS,
-    *(f"{kind}.{flat}" for kind in ("ops", "calls") for flat in ("inputs", "outputs")),
+    *(length_name(one.table, one.name) for one in all_columns() if one.is_flat),
 )  # fmt: skip

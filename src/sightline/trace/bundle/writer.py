@@ -28,6 +28,7 @@ from sightline.trace.bundle.disk_sink import DiskSink
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.json_codec import parse_json
 from sightline.trace.bundle.shard_files import ShardInstall, sync
+from sightline.trace.bundle.soundness import sound_part, warn_if_unsound
 from sightline.trace.bundle.sources import SourceText, collect_sources
 from sightline.trace.damage import Damage
 from sightline.trace.data import TraceData
@@ -47,6 +48,8 @@ def save(
     line. An existing bundle is replaced atomically, whatever recording it holds; any other folder that is not
     empty is refused.
 
+    Of a recording that contradicts itself the sound part is written, and a warning says so.
+
     >>> import tempfile
     >>> from sightline.trace.bundle.reader import load
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +57,10 @@ def save(
     Traceback (most recent call last):
     sightline.errors.UsageError: ... is no sightline recording: it is an empty folder.
     """
-    return save_columns(data, WholeColumns(data), path, source=source, environment=environment)
+    data = sound_part(data)
+    line = save_columns(data, WholeColumns(data), path, source=source, environment=environment)
+    warn_if_unsound(data, str(path))
+    return line
 
 
 class WholeColumns:

@@ -53,7 +53,8 @@ def shard_name(number: int) -> str:
 
 def is_shard(name: str) -> bool:
     """Whether a file in the folder is a finished shard, by its name."""
-    return name.endswith(SUFFIX) and name.removesuffix(SUFFIX).isdecimal()
+    number = name.removesuffix(SUFFIX)
+    return number != name and number.isascii() and number.isdecimal()
 
 
 _quoted: Final = json.encoder.encode_basestring_ascii

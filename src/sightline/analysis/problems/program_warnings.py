@@ -1,0 +1,85 @@
+"""Warnings that torch, Python or a package has shown, where no other problem at their line explains them.
+
+A recording's file may be damaged or hostile: entries of the wrong form are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from sightline.analysis.problems.context import ProblemContext
+from sightline.analysis.problems.problem import Finding, Problem, Severity, check
+from sightline.analysis.problems.training_loop_events import LoopRecord, source_lines
+from sightline.trace.data import FROM_CPP, FROM_TORCH
+
+KIND: Final = "python-warning"
+#: Categories about versions of packages, not about what the run computes.
+_DEPRECATIONS: Final = frozenset({"DeprecationWarning", "PendingDeprecationWarning", "FutureWarning"})
+#: What torch says of a scheduler, also of one whose optimizer is wrapped; a check of its own knows better.
+_ORDER: Final = "Detected call of `lr_scheduler.step()` before"
+_MAX_TEXT: Final = 240
+_NEARBY: Final = 4  #: ops before and after a warning that may have caused it
+
+
+@check(
+    KIND,
+    Severity.WARNING,
+    "It was shown while the line ran, and the program went on. Its text says what to do.",
+)
+def warned(context: ProblemContext) -> Iterator[Finding]:
+    """A warning about what the run does, with the op during which it was shown."""
+    yield from _findings(context, deprecations=False)
+
+
+@check(
+    KIND,
+    Severity.NOTE,
+    "It is about versions of packages, not about this run.",
+)
+def deprecated(context: ProblemContext) -> Iterator[Finding]:
+    """A warning that something will change or go."""
+    yield from _findings(context, deprecations=True)
+
+
+def _findings(context: ProblemContext, deprecations: bool) -> Iterator[Finding]:
+    rows, loop = context.data.info.get("warnings"), context.derived(LoopRecord)
+    known_order = bool(loop.steps and loop.schedulers)
+    for row in rows if isinstance(rows, list) else ():
+        if not isinstance(row, list) or len(row) != 6 or type(row[3]) is not int:
+            continue
+        if (row[0] in _DEPRECATIONS) is not deprecations or (str(row[1]).startswith(_ORDER) and known_order):
+            continue
+        place, called = source_lines(row[2])
+        op = _op_at(context, row[3], row[4], place)
+        during = f" during {context.written(op)}" if op >= 0 else ""
+        times = f" (×{row[5]:,})" if type(row[5]) is int and row[5] > 1 else ""
+        text = str(row[1])
+        text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT].rpartition(' ')[0]} …"
+        title = f"{row[0]}{during}{times}: {text}"
+        module = context.module(op) if op >= 0 else -1
+        yield Finding(title, module, op=op, place=place, called=called)
+
+
+def _op_at(context: ProblemContext, time: int, origin: object, place: str) -> int:
+    """The op during which a warning was shown: the innermost open one, else the next or last of its line.
+
+    A function of torch may warn before its first op; what an op in C++ warns of is shown when it is over.
+    """
+    ops = context.data.ops
+    following = int(np.searchsorted(ops.start, time, side="right"))
+    nearby = range(max(following - _NEARBY, 0), min(following + _NEARBY, len(ops)))
+    running = [op for op in nearby if ops.start[op] <= time < ops.start[op] + ops.duration[op]]
+    if running or origin not in (FROM_TORCH, FROM_CPP):
+        return running[-1] if running else -1
+    same = [op for op in nearby if place in (context.line(op), context.own_place(int(context.frames[op])))]
+    before, after = [op for op in same if op < following], [op for op in same if op >= following]
+    return next(iter(after if origin == FROM_TORCH else before[::-1]), -1)
+
+
+def unexplained(problems: Sequence[Problem]) -> list[Problem]:
+    """Problems without the warnings at whose line another problem says what is wrong."""
+    explained = {line for each in problems if each.kind != KIND for line in (each.place, each.called) if line}
+    return [each for each in problems if each.kind != KIND or not {each.place, each.called} & explained]

@@ -1,0 +1,181 @@
+"""Curves over the steps of a training run that go wrong: losses, norms of gradients, learning rates.
+
+They are the numbers that the first screen shows beside each step, as far as the run read them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from sightline.analysis.nonfinite import first_nonfinite
+from sightline.analysis.problems.context import ProblemContext
+from sightline.analysis.problems.nonfinite import first_non_finite
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
+from sightline.analysis.problems.training_loop_events import LoopRecord
+from sightline.analysis.step_summaries import StepSummary, step_numbers
+from sightline.notation import number_text
+
+_LEAST_STEPS: Final = 3
+_SOME_STEPS: Final = 5  #: so that one odd batch is not taken for a trend
+_GROWS: Final = 10  #: how many times the first losses the last ones are, in a run that diverges
+_EXPLODES: Final = 1000
+_VANISHED: Final = 1e-6  #: of the highest rate
+_NOTHING: Final = 1e-10  #: a rate at which float32 weights stay as they are
+_SHARE: Final = 10  #: of so many steps one without a rate is too much; the last step of a schedule may be
+
+
+class TrainingCurves:
+    """The losses and the norms of gradients of a run, step by step."""
+
+    def __init__(self, context: ProblemContext) -> None:
+        self.steps: Sequence[StepSummary] = step_numbers(context.index)
+        #: For the frame of each line that starts backward passes: the mean loss of each step.
+        self.losses: dict[int, list[tuple[StepSummary, float]]] = {}
+        for step in self.steps:
+            for passes, numbers in zip(step.passes, step.losses, strict=True):
+                if not step.skipped:
+                    pair = step, sum(numbers) / len(numbers)
+                    self.losses.setdefault(passes.frame, []).append(pair)
+        self.norms = [(step, step.norm) for step in self.steps if step.norm is not None and not step.skipped]
+
+
+@check(
+    "non-finite",
+    Severity.ERROR,
+    "One step with it destroys the weights.",
+)
+def loss_not_finite(context: ProblemContext) -> Iterator[Finding]:
+    """A loss or a norm of gradients that was read and is no number, where no op can be named."""
+    curves = context.derived(TrainingCurves)
+    norms = [("the norm of the gradients", -1, curves.norms)]
+    losses = [("the loss", frame, curve) for frame, curve in curves.losses.items()]
+    bad = [(*each, _first_bad(each[2])) for each in (*losses, *norms)]
+    if not any(first for *_, first in bad) or any(first_non_finite.find(context)):
+        return
+    repair = "stats=True names the op that made the first one."
+    if len(context.data.stats):
+        made = first_nonfinite(context.index)
+        repair = "No op that was measured made it: it was given to the run, or asked for."
+        repair = f"The first one was made by {context.at_line(made.op.id)}." if made is not None else repair
+    for what, frame, curve, first in bad:
+        if first is not None:
+            kinds = dict.fromkeys(number_text(abs(each)) for _, each in curve if not math.isfinite(each))
+            count = sum(not math.isfinite(each) for _, each in curve)
+            title = f"{what} is {' or '.join(kinds)} in {_steps_text(count, curve, first)}"
+            yield Finding(title, frame=frame, why=f"One step with it destroys the weights. {repair}")
+            return  # the others are a consequence
+
+
+def _first_bad(curve: Sequence[tuple[StepSummary, float]]) -> StepSummary | None:
+    return next((step for step, number in curve if not math.isfinite(number)), None)
+
+
+def _steps_text(count: int, curve: Sequence[tuple[StepSummary, float]], first: StepSummary) -> str:
+    """``3 of 9 steps, the first of them step 6``."""
+    if count == len(curve):
+        return f"all of {count:,} steps" if count > 1 else f"step {first.number}"
+    return f"{count:,} of {len(curve):,} steps, the first of them step {first.number}"
+
+
+@check(
+    "diverging-loss",
+    Severity.ERROR,
+    "The steps make the model worse: lower the learning rate, clip the gradients, and check the sign of the "
+    "loss.",
+    Confidence.LIKELY,
+)
+def loss_grows(context: ProblemContext) -> Iterator[Finding]:
+    """A loss that is at the end many times as large as at the beginning."""
+    for frame, curve in context.derived(TrainingCurves).losses.items():
+        numbers = [number for _, number in curve]
+        factor = _growth(numbers)
+        grows = factor >= _EXPLODES or (factor >= _GROWS and len(numbers) >= _SOME_STEPS)
+        if grows and abs(numbers[-1]) >= 1:
+            sure = Confidence.CERTAIN if factor >= _EXPLODES else Confidence.LIKELY
+            title = (
+                f"the loss grows from {number_text(numbers[0])} to {number_text(numbers[-1])} in "
+                f"{len(numbers):,} steps"
+            )
+            yield Finding(title, frame=frame, confidence=sure)
+
+
+def _growth(numbers: Sequence[float]) -> float:
+    """How many times the largest of the first numbers the smallest of the last ones is; 0 if unknown.
+
+    >>> _growth([1.0, 2.0, 50.0]), _growth([2.0, 1.0, 0.5])
+    (50.0, 0.25)
+    """
+    if len(numbers) < _LEAST_STEPS or not all(map(math.isfinite, numbers)):
+        return 0.0
+    part = max(len(numbers) // 4, 1)
+    first = max(abs(number) for number in numbers[:part])
+    last = min(abs(number) for number in numbers[-part:])
+    return last / first if first else 0.0
+
+
+@check(
+    "zero-gradients",
+    Severity.ERROR,
+    "Nothing is learned: the loss does not depend on the weights, all units are dead, or the gradients were "
+    "cleared before they were used.",
+)
+def gradients_of_zero(context: ProblemContext) -> Iterator[Finding]:
+    """The norm of all gradients is zero in every step, or from some step on to the end."""
+    curve = context.derived(TrainingCurves).norms
+    zeros = 0
+    while zeros < len(curve) and curve[-1 - zeros][1] == 0:
+        zeros += 1
+    if zeros >= _LEAST_STEPS or (zeros and zeros == len(curve)):
+        first = curve[-zeros][0].number
+        when = f"all of {zeros:,} steps" if zeros == len(curve) else f"every step from step {first} on"
+        when = f"step {first}" if len(curve) == 1 else when
+        yield Finding(f"the norm of the gradients is 0 in {when}")
+        return
+    measured = [norms for norms in context.derived(LoopRecord).norms() if norms]
+    if not curve and measured and not any(any(norms.values()) for norms in measured):
+        when = "every step in which they were measured" if len(measured) > 1 else "the first step"
+        yield Finding(f"all gradients are 0 in {when}")
+
+
+@check(
+    "exploding-gradients",
+    Severity.WARNING,
+    "One step with them throws the weights away: lower the learning rate, and clip the gradients before the "
+    "step.",
+)
+def norm_grows(context: ProblemContext) -> Iterator[Finding]:
+    """The norm of all gradients is at the end many times as large as at the beginning."""
+    numbers = [norm for _, norm in context.derived(TrainingCurves).norms]
+    if _growth(numbers) >= _EXPLODES and numbers[-1] >= _EXPLODES:
+        ends = f"from {number_text(numbers[0])} to {number_text(numbers[-1])}"
+        yield Finding(f"the norm of the gradients grows {ends} in {len(numbers):,} steps")
+
+
+@check(
+    "learning-rate",
+    Severity.WARNING,
+    "With such a rate the weights stay as they are. Look at how often the scheduler steps (for each batch or "
+    "each epoch), and at the number of steps it was made for.",
+)
+def learning_rate_vanishes(context: ProblemContext) -> Iterator[Finding]:
+    """A rate that falls to a millionth of its peak, or to zero, long before the run ends."""
+    record = context.derived(LoopRecord)
+    for number, optimizer in enumerate(record.optimizers):
+        rates = [step.highest for step in record.steps_of(number) if step.highest is not None]
+        known = [max(curve.points) for curve in record.rates_of(number)]
+        peak = max([*rates, *known], default=0.0)
+        low = 0
+        while low < len(rates) and rates[-1 - low] <= max(peak * _VANISHED, _NOTHING):
+            low += 1
+        if not peak or low < max(2, -(-len(rates) // _SHARE)):
+            continue  # zero in every step is another problem
+        if peak <= _NOTHING:
+            most = f"the learning rate of {optimizer.type} is {number_text(peak)} at most"
+            title = f"{most}: no step moves anything"
+            yield Finding(title, place=optimizer.place, called=optimizer.called)
+            continue
+        last = f"falls from {number_text(peak)} to {number_text(rates[-1])}"
+        title = f"the learning rate of {optimizer.type} {last}: {low:,} of {len(rates):,} steps hardly move"
+        yield Finding(title, place=optimizer.place, called=optimizer.called)

@@ -1,0 +1,217 @@
+"""Where the processes of ``sightline run --nproc N`` are: each writes it down, and the launcher reads that.
+
+A rank samples its main thread once a second, from a thread of its own, into a file of a temporary folder. The
+launcher prints where all of them are, once for each standstill, if a rank waits for others for long. It
+prints no verdict: a rank that computes for long looks like one that hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+
+from sightline.cli.command import printable_text
+from sightline.errors import SightlineError
+from sightline.process_rank import this_rank
+from sightline.ranks.folder import ranks_text
+from sightline.trace.bundle.journal import JOURNAL
+from sightline.trace.file_owners import inside_torch, python_file, torch_file
+
+_SECONDS: Final = 1.0  #: between two samples
+_PATIENCE: Final = 10.0  #: seconds in which no rank runs an op and one waits; doubled by each message
+_LONG: Final = 6.0  #: times that: where others go on, or no rank is known to wait
+_SILENT: Final = 5.0  #: seconds after which a rank has stopped writing where it is
+_MOST_BYTES: Final = 64 << 20  #: of journals that are read to see who waits for whom
+_MOST_LINES: Final = 8
+#: Files of torch whose functions are collectives and messages, or wait for other ranks in another way.
+_COLLECTIVES: Final = ("distributed/distributed_c10d.py", "distributed/_functional_collectives.py")
+
+
+# -- in a rank ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def position_written(folder: Path | None, recording: Path) -> Iterator[None]:
+    """Write down where the main thread is while the block runs, if this is a rank and there is a folder."""
+    process = this_rank()
+    if folder is None or process is None:
+        yield
+        return
+    file, ended = folder / f"{process.rank}.json", threading.Event()
+    thread = threading.Thread(
+        target=_write_positions, args=(file, recording, ended), name="sightline-position", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        with suppress(RuntimeError):  # in a forked child there is no such thread
+            thread.join(_SECONDS)
+
+
+def _write_positions(file: Path, recording: Path, ended: threading.Event) -> None:
+    main, since = threading.main_thread().ident, time.time()
+    before: tuple[tuple[int, int], ...] = ()
+    with suppress(OSError):  # the folder goes when the launcher does
+        while not ended.wait(_SECONDS):
+            frame = sys._current_frames().get(main or 0)
+            stack, line, call = _position(frame)
+            if stack != before:
+                before, since = stack, time.time()
+            _write(file, {"recording": str(recording), "line": line, "call": call, "since": since})
+        _write(file, {"recording": str(recording)})
+
+
+def _write(file: Path, position: dict[str, object]) -> None:
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps({**position, "now": time.time()}))
+    os.replace(part, file)
+
+
+def _position(frame: FrameType | None) -> tuple[tuple[tuple[int, int], ...], str, str]:
+    """A stack as something to compare, its innermost line outside torch, and the collective called there."""
+    from sightline.recording import distributed as wait_log
+
+    stack: list[tuple[int, int]] = []
+    line = call = ""
+    while frame is not None:
+        stack.append((id(frame.f_code), frame.f_lasti))
+        if not line:
+            file, name = frame.f_code.co_filename, frame.f_code.co_name
+            if inside_torch(file) in _COLLECTIVES or (file == wait_log.__file__ and name == "wait"):
+                call = name
+            elif not (torch_file(file) or python_file(file)):
+                line = f"{os.path.basename(file)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return tuple(stack), line, call
+
+
+# -- in the launcher ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Where a rank is, as far as it has written that down."""
+
+    rank: int
+    recording: Path
+    line: str
+    call: str  #: the collective it is in
+    idle: float  #: seconds without an op and at one place
+    silent: float  #: seconds since it wrote this
+    ended: bool
+
+    def text(self, ranks: list[int]) -> str:
+        """Where these ranks are, all at one place."""
+        who, have, run = ranks_text(ranks), "has", "runs"
+        if len(ranks) > 1:
+            have, run = "have", "run"
+        at = f"in {self.call} at {self.line}" if self.call else f"at {self.line}"
+        if self.ended:
+            return f"{who} {have} ended"
+        if self.silent > _SILENT:
+            return f"{who} {have} been seen {at} last, {self.silent:.0f} s ago"
+        if self.idle < _PATIENCE / 2:
+            return f"{who} {run}, {at}"
+        return f"{who} {have} been {at} for {self.idle:.0f} s"
+
+
+class JobWatch:
+    """Prints where the ranks are when one has waited for long; ``look`` is called every second or so."""
+
+    def __init__(self, positions: Path, folder: Path, command: str) -> None:
+        self._positions, self._folder, self._command = positions, folder, command
+        self._patience = _PATIENCE
+        self._printed: object = None
+        self._read: tuple[object, list[str]] = None, []
+
+    def look(self) -> None:
+        """Print one message if ranks have come to a standstill that was not printed yet."""
+        ranks = self._ranks()
+        running = [each for each in ranks if not each.ended]
+        if not running or not all((each.recording / JOURNAL).exists() for each in running):
+            return  # what is not recorded cannot be seen to stand still
+        least = min(each.idle for each in running)
+        waiting = [each for each in running if each.call and each.idle >= self._patience]
+        place = [(each.rank, each.line, each.call) for each in waiting or running]
+        if place == self._printed:
+            return
+        problems = self._problems(running, place) if least >= self._patience else []
+        all_stand = least >= self._patience and bool(waiting or problems)
+        longest = max((each.idle for each in waiting), default=least)
+        if not all_stand and longest < _LONG * self._patience:
+            return
+        self._printed, self._patience = place, 2 * self._patience
+        stands = f"no rank has run an op for {least:.0f} s" if least >= _PATIENCE else "ranks wait for others"
+        lines = [f"sightline: {stands}.", *(f"  {each}" for each in _folded(ranks))]
+        lines += [f"  {problem}" for problem in problems]
+        newline = "\n" * sys.stderr.isatty()  # behind a progress bar
+        text = printable_text("\n".join([*lines, f"  More: {self._command}"]))
+        click.echo(newline + text, err=True)
+
+    def _ranks(self) -> list[_Position]:
+        found = []
+        with suppress(OSError):
+            for file in self._positions.glob("*.json"):
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    found.append(_read(int(file.stem), json.loads(file.read_text())))
+        return sorted(found, key=lambda each: each.rank)
+
+    def _problems(self, ranks: list[_Position], place: object) -> list[str]:
+        """Who has not come to what, as far as the journals say; read once for each standstill."""
+        if self._read[0] != place:
+            self._read = place, []
+            with suppress(SightlineError, OSError):
+                if (
+                    sum((each.recording / JOURNAL).stat().st_size for each in ranks if not each.ended)
+                    < _MOST_BYTES
+                ):
+                    self._read = place, _problem_texts(self._folder)
+        return self._read[1]
+
+
+def _read(rank: int, position: dict[str, object]) -> _Position:
+    now = time.time()
+    recording = Path(str(position["recording"]))
+    ended = not position.get("line")  # then its program has, and its recording is finished
+    since = float(str(position.get("since", now)))
+    with suppress(OSError):
+        since = max(since, (recording / JOURNAL).stat().st_mtime)
+    return _Position(
+        rank, recording, str(position.get("line", "")), str(position.get("call", "")), max(now - since, 0.0),
+        max(now - float(str(position["now"])), 0.0), ended,
+    )  # fmt: skip
+
+
+def _folded(ranks: list[_Position]) -> list[str]:
+    """A line for each place, with the ranks that are there."""
+    by_place: dict[str, list[_Position]] = {}
+    for each in ranks:
+        by_place.setdefault(each.text([]), []).append(each)
+    lines = [same[0].text([each.rank for each in same]) for same in by_place.values()]
+    rest = [f"and {len(lines) - _MOST_LINES} more places"] * (len(lines) > _MOST_LINES)
+    return [*lines[:_MOST_LINES], *rest]
+
+
+def _problem_texts(folder: Path) -> list[str]:
+    from sightline.ranks.desync import desync_problems
+    from sightline.ranks.folder import rank_folder
+    from sightline.ranks.merge import merge
+    from sightline.ranks.messages import message_problems
+
+    found = rank_folder(folder)
+    run = merge(found) if found is not None else None
+    problems = [] if run is None else [*desync_problems(run), *message_problems(run)]
+    return [f"{each.title}, at {each.place}" if each.place else each.title for each in problems[:2]]

@@ -1,0 +1,96 @@
+"""Warnings that Python and torch show while something records: facts about the run.
+
+They are noted where Python shows one: after the user's filters and registries have decided that it is shown,
+so that none of these change; a warning that is an error, or ignored, never comes here. Those of torch's C++
+go the same way. Nothing runs for an op that does not warn.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from sightline.recording.training_log import caller_location
+from sightline.trace.data import FROM_CPP, FROM_PYTHON, FROM_TORCH
+from sightline.trace.file_owners import cell_name, torch_file
+
+_MAX_WARNINGS: Final = 100  #: different ones
+_MAX_TEXT: Final = 600
+#: torch's own warning about the hooks that a recording has on modules.
+_OURS: Final = "when there are global hooks on modules"
+
+#: What C++ warnings end with.
+_INTERNALLY: Final = " (Triggered internally at "
+
+#: A warning as the trace stores it: category, text, location, nanoseconds since the start, where it came from
+#: (see `trace.data`), how often.
+Row = list[Any]
+
+
+class WarningLog:
+    """The warnings of one recording; equal ones at one line are counted."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str, str, int], Row] = {}
+
+    def note(self, message: Any, frame: FrameType | None, time: int) -> None:
+        """A warning is about to be shown; ``frame`` is the innermost one of Python."""
+        text = " ".join(str(message.message).split())[:_MAX_TEXT]
+        if _OURS in text:
+            return
+        key = (message.category.__name__, text, str(message.filename), int(message.lineno))
+        if key in self._rows:
+            self._rows[key][-1] += 1
+        elif len(self._rows) < _MAX_WARNINGS:
+            origin = FROM_PYTHON
+            if _INTERNALLY in text:
+                origin, text = FROM_CPP, text.partition(_INTERNALLY)[0]
+            elif frame is not None and torch_file(frame.f_code.co_filename):
+                origin = FROM_TORCH
+            else:  # the line that the warning is about, which its ``stacklevel`` chose
+                frame = _frame_at(frame, key[2], key[3])
+            location = caller_location(frame) or [cell_name(key[2]), key[3], ""]
+            self._rows[key] = [key[0], text, location, time, origin, 1]
+
+    def rows(self) -> list[Row]:
+        """All of them as plain data, in order."""
+        return [list(row) for row in self._rows.values()]
+
+
+def _frame_at(frame: FrameType | None, file: str, line: int) -> FrameType | None:
+    """The first frame at a line, of a frame and its callers; the frame itself without one."""
+    at = frame
+    while at is not None and (at.f_lineno != line or at.f_code.co_filename != file):
+        at = at.f_back
+    return at or frame
+
+
+class WarningPatch:
+    """Notices when Python shows a warning, by the function that it calls for it."""
+
+    def __init__(self) -> None:
+        self._patched: Any = None
+
+    def install(self, notify: Callable[[Any, FrameType], None]) -> None:
+        """Have ``notify(message, frame)`` called before a warning is shown. Safe to call again."""
+        real = getattr(warnings, "_showwarnmsg", None)
+        if self._patched is not None or real is None:  # without it another Python: they are not recorded
+            return
+
+        def show(message: Any) -> None:
+            notify(message, sys._getframe(1))
+            real(message)
+
+        self._patched = real, show
+        warnings._showwarnmsg = show  # type: ignore[attr-defined]  # C looks it up here, too
+
+    def remove(self) -> None:
+        """Put Python's function back, unless it was replaced by another since."""
+        if self._patched is not None:
+            real, show = self._patched
+            if getattr(warnings, "_showwarnmsg", None) is show:
+                warnings._showwarnmsg = real  # type: ignore[attr-defined]
+            self._patched = None

@@ -1,0 +1,144 @@
+"""Ranks that are damaged, or are no recordings at all: no folder with one of them passes for sound."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner, Result
+
+import sightline as sl
+from sightline.cli import main
+from sightline.errors import DamagedFile, SightlineError, UsageError
+from sightline.options import step_range
+from sightline.trace.shards.shard_file import is_shard
+from tests.ranks.fake_ranks import record_ranks
+
+
+def work(rank: int) -> None:
+    dist.all_reduce(torch.full((4,), float(rank)).exp())
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sound ranks, which no test may change."""
+    path = tmp_path_factory.mktemp("job") / "run.sight"
+    record_ranks(path, work, 3)
+    return path
+
+
+@pytest.fixture
+def copy(job: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(job, tmp_path / "run.sight"))
+
+
+def validated(path: Path, *options: str) -> Result:
+    return CliRunner().invoke(main, ["validate", str(path), *options])
+
+
+def cut_short(rank: Path) -> None:
+    database = rank / "rank0.db"
+    database.write_bytes(database.read_bytes()[:-4096])
+
+
+def altered(rank: Path) -> None:
+    """Damage that is seen when the rank is read, and not when it is opened."""
+    database = rank / "rank0.db"
+    data = bytearray(database.read_bytes())
+    data[-2000:-1000] = bytes(1000)
+    database.write_bytes(data)
+
+
+def pipe(rank: Path) -> None:
+    shutil.rmtree(rank)
+    os.mkfifo(rank)
+
+
+def pipe_inside(rank: Path) -> None:
+    (rank / "rank0.db").unlink()
+    os.mkfifo(rank / "rank0.db")
+
+
+def link_elsewhere(rank: Path) -> None:
+    shutil.rmtree(rank)
+    rank.symlink_to("/etc")
+
+
+def dangling_link(rank: Path) -> None:
+    shutil.rmtree(rank)
+    rank.symlink_to(rank / "nowhere")
+
+
+def file(rank: Path) -> None:
+    shutil.rmtree(rank)
+    rank.write_text("rank 1")
+
+
+def empty(rank: Path) -> None:
+    (rank / "rank0.db").unlink()
+
+
+DAMAGES = [cut_short, altered, pipe, pipe_inside, link_elsewhere, dangling_link, file, empty]
+
+
+def test_a_sound_job(job: Path) -> None:
+    done = validated(job)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"{job} is sound: ranks 0–2."
+    ops = len(sl.load(job).ranks[0].ops)
+    for rank in range(3):
+        assert lines[rank].startswith(f"rank {rank} is sound: {ops} ops, ")
+    assert sl.load(job).validate().ops == 3 * ops
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_damaged_rank_is_said_and_the_others_are_checked(
+    damage: Callable[[Path], None], rank: int, copy: Path
+) -> None:
+    damage(copy / f"rank{rank}.sight")
+    done = validated(copy)
+    assert done.exit_code == 1
+    said = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert said == [f"rank {each} is {'not sound' if each == rank else 'sound'}" for each in range(3)]
+    assert done.stderr == f"Error: {copy} is not sound: 1 of its 3 ranks is not, rank {rank}.\n"
+    with pytest.raises(SightlineError, match=rf"^Rank {rank}: .*rank{rank}\.sight"):
+        sl.load(copy).validate()
+    assert validated(copy, "--rank", "2").exit_code == 0
+    assert validated(copy, "--rank", str(rank)).exit_code == 1
+
+
+@pytest.mark.parametrize("damage", [one for one in DAMAGES if one is not altered])
+def test_the_first_screen_and_a_copy_say_which_rank_is_missing(
+    damage: Callable[[Path], None], copy: Path, tmp_path: Path
+) -> None:
+    damage(copy / "rank1.sight")
+    t = sl.load(copy)
+    assert "Rank 1 is left out: " in " ".join(str(t).split())
+    assert "rank 1 cannot be read and is not in it" in t.save(tmp_path / "saved.sight")
+    assert list(sl.load(tmp_path / "saved.sight").ranks) == [0, 2]
+
+
+def test_an_error_keeps_its_type(copy: Path) -> None:
+    cut_short(copy / "rank1.sight")
+    with pytest.raises(DamagedFile, match=r"^Rank 1: "):
+        sl.load(copy).validate()
+
+
+def test_only_ascii_digits_are_numbers(copy: Path) -> None:
+    for name in ("rank\u0661.sight", "rank\u0969.sight", "rank1.restart\u0662.sight"):
+        (copy / name).mkdir()
+    assert list(sl.load(copy).ranks) == [0, 1, 2]
+    assert validated(copy).exit_code == 0
+    assert not is_shard("\u0661.safetensors")
+    assert not is_shard("\u00b2.safetensors")
+    for text in ("\u0661", "0:\u0663"):
+        with pytest.raises(UsageError, match="must be a step or a range"):
+            step_range(text, "steps=")

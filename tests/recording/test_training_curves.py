@@ -1,0 +1,121 @@
+"""Numbers on the first screen that are themselves a finding: they never stand beside "none found"."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import sightline as sl
+from sightline.api import Trace
+from tests.recording import training_loops as loops
+
+
+def problems_line(trace: Trace) -> str:
+    return next(line for line in str(trace).splitlines() if line.startswith("problems"))
+
+
+def train(
+    steps: int = 12,
+    rate: float = 0.01,
+    loss_of: Callable[[torch.Tensor, int], torch.Tensor] = lambda y, _: y.pow(2).mean(),
+    schedule: Callable[[int], float] = lambda _: 1.0,
+    clip: bool = False,
+    stats: bool = False,
+) -> Trace:
+    model = loops.net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    x = torch.randn(8, 4)
+    with sl.trace(model, stats=stats) as t:
+        for number in range(steps):
+            loss = loss_of(model(x), number)
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e30).item()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            loss.item()
+    return t
+
+
+@pytest.mark.parametrize("stats", [False, True])
+def test_a_healthy_run_has_none_and_says_what_was_not_looked_at(stats: bool) -> None:
+    line = problems_line(train(stats=stats))
+    assert line.startswith("problems  none found")
+    assert ("numbers in tensors" in line) is not stats
+
+
+def test_a_loss_that_diverges_is_a_problem() -> None:
+    t = train(rate=3.0, loss_of=lambda y, _: (y - 3).pow(2).mean())
+    assert "the loss is inf or nan in 8 of 12 steps, the first of them step 4" in str(t.problems())
+    t = train(rate=1e-9, steps=5, loss_of=lambda y, step: y.mean() + 1.7 * 80**step)
+    assert "1 error" in problems_line(t)
+    assert re.search(r"the loss grows from 1\.\d+ to [67].\d+e\+07 in 5 steps", str(t.problems()))
+
+
+def test_a_loss_that_grows_tenfold_is_likely_one_and_one_odd_batch_is_none() -> None:
+    t = train(rate=1e-6, loss_of=lambda y, step: y.mean() + 1.5**step)
+    assert "Likely a mistake" in str(t.problems(kind="diverging-loss"))
+    t = train(rate=1e-6, loss_of=lambda y, step: y.mean() + 1 + 40 * (step == 6))
+    assert "none found" in problems_line(t)
+
+
+def test_a_loss_that_was_read_as_nan_is_a_problem_without_statistics() -> None:
+    t = train(loss_of=lambda y, step: y.mean() * (math.nan if step >= 7 else 1.0))
+    assert "the loss is nan in 5 of 12 steps, the first of them step 7" in str(t.problems())
+    t = train(loss_of=lambda y, step: (y.mean().abs() + 7.5 - step).log(), stats=True)
+    assert "The first one was made by log at" in " ".join(str(t.problems()).split())
+    t = train(loss_of=lambda y, step: (y.mean().abs() + 7.5 - step).sqrt(), stats=True)
+    assert "sqrt made" in str(t.problems(kind="non-finite"))
+    assert "the loss is" not in str(t.problems()), "the op that made it is the problem"
+
+
+def test_a_rate_that_vanishes_is_a_problem_and_a_schedule_that_ends_is_none() -> None:
+    t = train(rate=0.1, schedule=lambda step: 10.0**-step)
+    assert "lr 0.1 → 1e-12" in str(t)
+    assert "falls from 0.1 to 1e-12: 6 of 12 steps hardly move" in " ".join(str(t.problems()).split())
+    t = train(rate=0.1, schedule=lambda step: max(0.0, 1 - step / 6))
+    assert "falls from 0.1 to 0" in str(t.problems())
+    cosine = train(rate=0.1, schedule=lambda step: 0.5 + 0.5 * math.cos(math.pi * step / 11))
+    assert "none found" in problems_line(cosine)
+    assert "no step moves anything" in str(train(rate=1e-12).problems())
+
+
+def test_a_norm_of_zero_in_every_step_is_a_problem() -> None:
+    t = train(clip=True, loss_of=lambda y, _: (y * 0).sum())
+    assert "the norm of the gradients is 0 in all of 12 steps" in str(t.problems())
+    t = train(clip=True, loss_of=lambda y, step: (y * (step < 5)).sum())
+    assert "the norm of the gradients is 0 in every step from step 5 on" in str(t.problems())
+    t = train(loss_of=lambda y, _: (y * 0).sum())
+    assert "all gradients are 0 in every step in which they were measured" in str(t.problems())
+
+
+def test_a_norm_that_explodes_is_a_problem() -> None:
+    t = train(rate=1e-9, clip=True, loss_of=lambda y, step: y.mean() * 10.0**step)
+    assert "the norm of the gradients grows from" in str(t.problems())
+
+
+def test_steps_that_a_scaler_skipped_are_no_loss_that_is_not_finite() -> None:
+    model = loops.net()
+    with sl.trace(model) as t:
+        loops.scaled(model, 4, overflow=2)
+    assert "none found" in problems_line(t)
+
+
+def test_what_no_check_saw_is_named() -> None:
+    model = nn.Linear(2, 2)
+    with sl.trace(model, stats=True) as t:
+        model(torch.randn(3, 2)).argmax(-1)
+    assert problems_line(t) == "problems  none found; not looked at: the values of integers"
+    with sl.trace(model, ops="api") as t:
+        model(torch.randn(3, 2))
+    assert "not looked at: aten ops" in problems_line(t)
+    with sl.trace(model, stats=True) as t:
+        model(torch.randn(3, 2))
+    assert problems_line(t) == "problems  none found"

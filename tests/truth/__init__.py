@@ -1,0 +1,1 @@
+"""Random training programs whose truth is known, and an auditor that compares each sentence with it."""

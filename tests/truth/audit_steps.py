@@ -1,0 +1,236 @@
+"""Audits what is said of training steps: how many, what one does, rates, losses, norms, notes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from tests.truth import quantities as q
+from tests.truth.findings import Auditor
+from tests.truth.ground_truth import Truth
+from tests.truth.running import Run
+from tests.truth.screens import Table
+
+_OPTIMIZER = re.compile(r"(?P<type>\w+)(?: \(lr (?P<rates>[^)]+)\))?(?: ×(?P<count>\d+))?")
+_MORE = re.compile(r"… ([\d,]+) more")
+_TITLES = {"step", "time", "loss", "gradient norm", "peak memory", ""}
+_NOTES = (
+    re.compile(r"skipped by the scaler"),
+    re.compile(r"(?P<times>\d+)× the median"),
+    re.compile(r"slow(est)?"),
+    re.compile(r"(?P<ops>[\d,]+) ops, the others (?P<others>[\d,]+)"),
+)
+
+
+class StepTruth:
+    """The training steps of a program, by construction and as observed."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.truth, self.facts = run, run.truth, run.program.facts
+
+    def type_of(self, name: str) -> str:
+        """The class that a name of a module stands for: a variable, or a class itself."""
+        return self.facts.types.get(name, self.run.program.type if name == "model" else name)
+
+    def called(self) -> Counter[str]:
+        """The classes of the modules that one step calls."""
+        counts: Counter[str] = Counter()
+        for name, count in self.facts.calls.items():
+            counts[self.type_of(name)] += count
+        return counts
+
+    # -- losses ----------------------------------------------------------------------------------------------
+
+    def losses(self, step: int) -> list[list[float]]:
+        """The losses of a step, by the line of `backward`."""
+        first = step * self.facts.backwards
+        if self.facts.collected:
+            return [[loss] for loss in self.run.losses[first : first + self.facts.backwards]]
+        by_line: dict[int, list[float]] = {}
+        for each in self.truth.backwards[first : first + self.facts.backwards]:
+            by_line.setdefault(each.line, []).append(each.loss)
+        return list(by_line.values())
+
+    def loss_text(self, step: int) -> str:
+        """The losses of a step, for a message."""
+        scale = f", divided by {self.facts.loss_divisor} before" if self.facts.loss_divisor != 1 else ""
+        return f"{self.losses(step)}{scale}"
+
+    def is_loss(self, step: int, text: str) -> bool:
+        """Whether a text says the losses of a step: a number or a range for each line, in order."""
+        groups = self.losses(step)
+        parts = [part for part in re.split(r", |; ", text) if not part.startswith("sum ")]
+        if len(parts) > len(groups) or not self._are_sums(text):
+            return False
+        at = 0
+        for part in parts:  # a loss that the program did not read is not known
+            while at < len(groups) and not self._is_range(part, groups[at]):
+                at += 1
+            if at == len(groups):
+                return False
+            at += 1
+        return True
+
+    def _are_sums(self, text: str) -> bool:
+        """Whether each sum is that of the losses of a line, as the program adds them up."""
+        whole = [abs(sum(group)) for losses in (self.losses(each) for each in range(self.facts.steps))
+                 for group in losses]  # fmt: skip
+        stated = [q.number(each) for each in re.findall(rf"sum ({q.FLOAT})", text)]
+        scales = {1, self.facts.loss_divisor, self.facts.backwards}
+        return all(
+            any(
+                abs_number.holds(sign * each * scale)
+                for each in whole
+                for scale in scales
+                for sign in (1, -1)
+            )
+            for abs_number in stated
+        )
+
+    def _is_range(self, text: str, losses: Sequence[float]) -> bool:
+        ends = [q.number(end) for end in text.split("…")]
+        scaled = [loss * self.facts.loss_divisor for loss in losses]
+        pairs = [(min(scaled), max(scaled)), (scaled[0], scaled[-1])]
+        if len(ends) == 1:
+            return all(ends[0].holds(loss) for loss in scaled) or ends[0].holds(sum(scaled) / len(scaled))
+        return any(ends[0].holds(a) and ends[1].holds(b) for a, b in pairs)
+
+    # -- the table -------------------------------------------------------------------------------------------
+
+    def check_table(self, auditor: Auditor, table: Table) -> None:
+        """The table of steps on the first screen."""
+        auditor.expect(set(table.titles) <= _TITLES, "columns of steps", table.titles, _TITLES)
+        if self.facts.loss_read:
+            auditor.expect(
+                "loss" in table.titles, "losses of steps", table.titles, "the program read every loss"
+            )
+        if self.facts.norm_read and self._has_one_norm():
+            auditor.expect(
+                "gradient norm" in table.titles, "gradient norms", table.titles, "the program clipped by norm"
+            )
+        number = 0
+        for row in table.rows:
+            more = _MORE.fullmatch(row[0].strip())
+            if more:
+                number += int(more[1].replace(",", ""))
+                continue
+            cells = dict(zip(table.titles, row, strict=True))
+            name = self.facts.step_names[number] if self.facts.step_names else str(number)
+            auditor.equal(cells["step"].strip(), name, "number of a step", row)
+            self._check_row(auditor, number, cells)
+            number += 1
+        auditor.equal(number, self.facts.steps, "steps in the table")
+
+    def _check_row(self, auditor: Auditor, step: int, cells: dict[str, str]) -> None:
+        loss, norm = cells.get("loss", ""), cells.get("gradient norm", "")
+        if loss or self.facts.loss_read:
+            auditor.expect(
+                bool(loss) and self.is_loss(step, loss),
+                "loss of a step",
+                f"step {step}: {loss}",
+                self.loss_text(step),
+            )
+        if norm or (self.facts.norm_read and self._has_one_norm()):
+            truth = self.norm(step)
+            known = bool(norm) and (math.isfinite(truth) or not math.isfinite(float(norm)))
+            holds = known and (not math.isfinite(truth) or q.number(norm).holds(truth))
+            auditor.expect(holds, "gradient norm of a step", f"step {step}: {norm}", truth)
+        auditor.expect(
+            q.duration(cells["time"]).value <= self.run.wall, "time of a step", cells["time"], self.run.wall
+        )
+        notes = [note.strip() for note in re.split(r", (?!the others)", cells.get("", "")) if note]
+        self._check_notes(auditor, step, notes)
+
+    def _has_one_norm(self) -> bool:
+        """Whether a step clips once: models that are trained in turns have a norm each, and none together."""
+        return len(self.truth.norms) <= self.facts.steps
+
+    def norm(self, step: int) -> float:
+        """The norm of the gradients of a step: as clipping computed it, else as the optimizer found them."""
+        each = len(self.truth.norms) // max(self.facts.steps, 1)
+        if each:  # the norm before it is clipped
+            return self.truth.norms[(step + 1) * each - 1]
+        stepped = [number for number in range(self.facts.steps) if number not in self.facts.skipped]
+        if step not in stepped:
+            return math.inf
+        optimizers = len(self.truth.steps) // len(stepped)
+        first = stepped.index(step) * optimizers
+        mine = self.truth.steps[first : first + optimizers]
+        return math.sqrt(sum(each.norm**2 for each in mine))
+
+    def _check_notes(self, auditor: Auditor, step: int, notes: Sequence[str]) -> None:
+        for note in notes:
+            match = next((match for form in _NOTES if (match := form.fullmatch(note))), None)
+            if match is None:
+                auditor.unknown(note)
+                continue
+            if note.startswith("skipped"):
+                auditor.expect(
+                    step in self.facts.skipped,
+                    "skipped by the scaler",
+                    f"step {step}: {note}",
+                    self.facts.skipped,
+                )
+            if match.groupdict().get("ops"):
+                counts = [len(each.ops) for each in self.run.trace.steps]
+                stated = [int(match[name].replace(",", "")) for name in ("ops", "others")]
+                most = Counter(counts).most_common(1)[0][0]
+                auditor.equal(stated, [counts[step], most], "ops of a step", f"step {step}: {note}")
+
+
+def check_rates(auditor: Auditor, text: str, truth: Truth) -> None:
+    """``AdamW (lr 0 → 0.001 → 3e-05) ×2, SGD (lr 0.1)``: optimizers and the turning points of their rates."""
+    stated: Counter[str] = Counter()
+    rates = {
+        number: [step.rate for step in truth.steps if step.optimizer == number]
+        for number in range(len(truth.optimizers))
+    }
+    free = dict(rates)
+    for part in re.split(r", (?![^(]*\))", text):
+        match = _OPTIMIZER.fullmatch(part)
+        if match is None:
+            auditor.unknown(part)
+            return
+        for _ in range(int(match["count"] or 1)):
+            kind = match["type"]
+            stated[kind] += 1
+            candidates = [n for n in free if type(truth.optimizers[n]).__name__ == kind]
+            fitting = [n for n in candidates if is_course(match["rates"] or "", free[n])]
+            auditor.expect(
+                bool(fitting), "learning rates", part, {n: turning_points(free[n]) for n in candidates}
+            )
+            for number in fitting[:1] or candidates[:1]:
+                del free[number]
+    auditor.equal(stated, Counter(type(each).__name__ for each in truth.optimizers), "optimizers", text)
+
+
+def turning_points(rates: Sequence[float]) -> list[float]:
+    """The first rate, where its course turns, and the last."""
+    course = [rate for at, rate in enumerate(rates) if at == 0 or rate != rates[at - 1]]
+    inner = [b for a, b, c in zip(course, course[1:], course[2:], strict=False) if (b > a) != (c > b)]
+    return [*course[:1], *inner, *(course[-1:] if len(course) > 1 else [])]
+
+
+def is_course(text: str, rates: Sequence[float]) -> bool:
+    """Whether ``0 → 0.001 → 3e-05`` says how the rate went: its ends and its extremes at least."""
+    points = turning_points(rates)
+    groups = re.split(" and ", text)
+    if len(groups) > 1:  # the truth is that of the group with the highest rate
+        return any(is_course(group, rates) for group in groups)
+    left_out = re.search(r"… ([\d,]+) more turns → ", text)
+    if left_out:
+        text = text.replace(left_out[0], "")
+        if len(re.findall(q.FLOAT, text)) + int(left_out[1].replace(",", "")) != len(points):
+            return False
+    stated = [q.number(each) for each in re.findall(q.FLOAT, text.replace("→", " "))]
+    at = 0
+    for each in stated:
+        while at < len(points) and not each.holds(points[at]):
+            at += 1
+        if at == len(points):
+            return False
+        at += 1 if len(stated) > 1 else 0
+    extremes = (points[0], points[-1], min(points), max(points))
+    return all(any(each.holds(extreme) for each in stated) for extreme in extremes)

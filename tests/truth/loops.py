@@ -1,0 +1,73 @@
+"""The training loops of generated programs. A new kind is a function with `@loop` that returns a `Loop`.
+
+The text of a loop is what stands in ``main``: ``setup`` before the recorded block, ``body`` in it. Functions
+that stand beside ``main`` may use ``batch(n)``, which every program has. A line that ends with
+``# evaluation`` runs modules that belong to no training step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from textwrap import indent
+
+from tests.truth.architectures import Architecture
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The truth about a program that follows from its text."""
+
+    steps: int  #: how often all optimizers have stepped
+    calls: dict[str, int] = field(default_factory=dict)  #: outermost calls in one step, by variable
+    types: dict[str, str] = field(default_factory=dict)  #: classes of these variables but `model`
+    backwards: int = 1  #: in one step
+    optimizers: tuple[str, ...] = ()  #: classes
+    loss_divisor: float = 1  #: by which losses are divided before `backward`
+    loss_read: bool = False  #: whether the program reads the loss of each backward pass as a number
+    collected: bool = (
+        False  #: whether the program's own floats are the losses, in the order of backward passes
+    )
+    norm_read: bool = False  #: whether gradients are clipped by their norm in every step
+    step_names: tuple[str, ...] = ()  #: of `sl.step`
+    skipped: tuple[int, ...] = ()  #: steps that a gradient scaler skips
+    raises: str = ""  #: the class of the exception that ends the block
+    healthy: bool = True  #: whether nothing is wrong with it
+    unused: bool = False  #: whether a part of the model has no gradient
+    gradients: int = 0  #: calls of `torch.autograd.grad`
+    compiled: bool = False  #: whether `torch.compile` runs inside
+    distributed: bool = False  #: whether torch wraps the model for several processes
+    parallel: bool = False  #: whether several threads run modules
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The text of a loop, and the truth about it."""
+
+    setup: str
+    body: str
+    facts: Facts
+    functions: str = ""
+    model: str = "model"  #: the argument of ``trace``; empty for none
+
+
+LOOPS: dict[str, Callable[[random.Random, Architecture], Loop]] = {}
+
+
+def loop(
+    function: Callable[[random.Random, Architecture], Loop],
+) -> Callable[[random.Random, Architecture], Loop]:
+    """Register a kind of loop by the name of its function."""
+    LOOPS[function.__name__] = function
+    return function
+
+
+def text(*lines: str) -> str:
+    """The lines that are not empty."""
+    return "\n".join(each for each in lines if each.strip())
+
+
+def block(head: str, *lines: str) -> str:
+    """A compound statement."""
+    return f"{head}\n{indent(text(*lines), '    ')}"

@@ -1,0 +1,88 @@
+"""A short run of the exam that ``make fuzz`` makes long: every sentence about 40 programs is true."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.truth.audit import audit
+from tests.truth.audit_overview import OverviewAuditor
+from tests.truth.audit_summary import audit_summary
+from tests.truth.audit_tables import audit_tables
+from tests.truth.distributed import job
+from tests.truth.loops import LOOPS
+from tests.truth.program import Program, generate
+from tests.truth.running import Run, run
+
+_SEEDS = range(500, 540)
+
+
+def _program(seed: int) -> Program:
+    """The program of a seed; each kind of loop has its turn."""
+    return generate(seed, list(LOOPS)[seed % len(LOOPS)])
+
+
+@pytest.mark.parametrize("seed", _SEEDS, ids=lambda seed: _program(seed).name)
+def test_every_sentence_is_true(seed: int, tmp_path: Path) -> None:
+    program = _program(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = audit(run(program, tmp_path))
+    again = f"python -m tests.truth --seed {seed} --count 1 --loop {program.loop} --show"
+    found = "\n".join(map(str, result.findings))
+    assert not found, f"{program.name} {program.options}\n{found}\n{again}"
+    assert result.statements > 50
+
+
+@pytest.mark.parametrize(("kind", "world"), [("replicated", 2), ("sharded", 1)])
+def test_every_sentence_about_a_process_of_a_job_is_true(kind: str, world: int, tmp_path: Path) -> None:
+    assert [str(finding) for finding in job(3, kind, world, tmp_path)] == []
+
+
+def test_a_seed_is_always_the_same_program() -> None:
+    assert [generate(seed).source for seed in range(20)] == [generate(seed).source for seed in range(20)]
+    assert {generate(seed).loop for seed in range(400)} == set(LOOPS)
+
+
+# -- the auditor itself: each of these lies must be found out ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of which nothing false is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return run(generate(5, "plain", "regression"), tmp_path_factory.mktemp("honest"))
+
+
+@pytest.mark.parametrize(
+    ("said", "lie"),
+    [
+        ("steps     ", "steps     1"),
+        ("; backward; ", "; backward ×2; "),
+        (" called, ", "0 called, "),
+        ("(forward ", "(forward 1"),
+        ("(Linear)", "(Conv2d)"),
+        ("f32[", "f16["),
+        ("key  ", "kay  "),
+        ("(lr ", "(lr 1"),
+        ("one step  ", "one step  Other, "),
+        ("of the host time", "of the device time"),
+    ],
+)
+def test_the_auditor_finds_a_lie(honest: Run, said: str, lie: str) -> None:
+    text = str(honest.trace)
+    assert said in text
+    before = OverviewAuditor(honest, text).audit().findings
+    assert len(OverviewAuditor(honest, text.replace(said, lie, 1)).audit().findings) > len(before)
+
+
+def test_the_auditor_finds_other_truths(honest: Run) -> None:
+    first, *rest = honest.truth.calls
+    changed = dataclasses.replace(honest.truth, calls=[dataclasses.replace(first, inputs=["f32[1]"]), *rest])
+    other = dataclasses.replace(honest, truth=changed)
+    assert audit_tables(other).findings
+    assert audit_summary(other).findings
