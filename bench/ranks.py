@@ -110,7 +110,7 @@ def simulated(count: int, ops: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     import sightline as sl
-    from sightline.trace.bundle.writer import amend_info
+    from sightline.store.writer import amend_info
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run.sight"

@@ -28,8 +28,8 @@ import torch
 from models import toy, workload
 
 import sightline as sl
-from sightline.trace import data as d
-from sightline.trace.bundle import save
+from sightline.data import trace_data as d
+from sightline.store import save
 
 #: The most a save of a million ops may take, an op may weigh, and a first screen may take.
 SAVE_S, BYTES_PER_OP, SCREEN_S = 4.0, 60, 0.6
@@ -40,7 +40,7 @@ SCREENS = {"code": "t.code(tail=40)", "calls": "t.call_order(tail=40, fold=False
 OPEN = """
 import json, sys, time
 from sightline.api import Trace
-from sightline.trace.bundle import load
+from sightline.store import load
 from sightline.views import call_order, code, overview
 start = time.perf_counter()
 t = Trace(load(sys.argv[1]))

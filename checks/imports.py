@@ -1,6 +1,8 @@
 """Who may import whom: ``python checks/imports.py [src/sightline]`` prints every import that may not be.
 
-    recording → trace ← analysis ← diff, graph ← views ← ranks ← convert ← page ← api ← tracing
+    data ← assemble ← store
+    data ← analysis ← compare, graph ← views ← ranks ← convert ← page ← api ← tracing
+    analysis ← explain ← recording ← tracing
     trace_tables ← api
     tracing ← diff_api, compat, integrations ← cli
 
@@ -25,9 +27,10 @@ _BASE: Final = frozenset(
     """errors argument_checks notation options patterns process_rank markers tensor_memory text_encoding
     schema _version""".split()
 )
-_DATA: Final = _BASE | {"trace"}
+_DATA: Final = _BASE | {"data"}
 _READERS: Final = _DATA | {"analysis"}
-_HELD: Final = _READERS | {"diff", "graph", "views", "ranks", "convert", "page"}
+_FILES: Final = _READERS | {"store"}
+_HELD: Final = _FILES | {"compare", "graph", "views", "ranks", "convert", "page"}
 #: Each part of the package, and the other parts it may import. "" is the package's own ``__init__``.
 MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "_version": frozenset(),
@@ -41,16 +44,19 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "markers": frozenset({"errors", "argument_checks"}),
     "schema": frozenset(),
     "tensor_memory": frozenset(),
-    "trace": _BASE,
-    "recording": _DATA,
+    "data": _BASE,
+    "assemble": _DATA,
+    "store": _DATA | {"assemble"},
     "analysis": _DATA,
-    "diff": _READERS,
+    "explain": _READERS,
+    "recording": _FILES | {"assemble", "explain"},
+    "compare": _READERS,
     "graph": _READERS,
-    "views": _READERS | {"diff"},
-    "ranks": _READERS | {"views"},
-    "convert": _READERS | {"views", "ranks"},
-    "page": _READERS | {"diff", "graph", "views", "ranks", "convert"},
-    "trace_tables": _READERS | {"recording", "ranks"},
+    "views": _READERS | {"compare"},
+    "ranks": _FILES | {"views"},
+    "convert": _FILES | {"views", "ranks"},
+    "page": _FILES | {"compare", "graph", "views", "ranks", "convert"},
+    "trace_tables": _FILES | {"recording", "ranks"},
     "api": _HELD | {"trace_tables"},
     "tracing": _HELD | {"recording", "api"},
     "diff_api": _HELD | {"api", "tracing"},
@@ -58,7 +64,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "__main__": frozenset({"cli"}),
     "cli": _HELD | {"recording", "api", "tracing", "diff_api", "compat", ""},
     "compat": _HELD | {"recording", "api", "tracing", ""},
-    "integrations": _READERS | {"api", "tracing"},
+    "integrations": _FILES | {"api", "tracing"},
 }
 
 #: What may import torch: what runs or exports a model.
@@ -73,7 +79,7 @@ class Import:
     file: Path
     line: int
     importer: str  #: dotted, without the package's name: ``views.code``
-    target: str  #: dotted and absolute: ``sightline.trace.data``
+    target: str  #: dotted and absolute: ``sightline.data.trace_data``
 
     def fault(self) -> str | None:
         """Why this import may not be, or None."""
@@ -168,8 +174,6 @@ def _is_module(dotted: str, root: Path) -> bool:
     top, *rest = dotted.split(".")
     if top != PACKAGE:
         return False
-    if len(rest) == 1 and rest[0] in ("trace", "diff"):
-        return False  # `from sightline import trace` is the recorder: see the package's __init__
     path = root.joinpath(*rest)
     return path.with_suffix(".py").is_file() or path.is_dir()
 

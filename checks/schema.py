@@ -24,7 +24,7 @@ def derived() -> dict[Path, str]:
     between = re.compile(f"(?<={re.escape(_BEGIN)}).*?(?={re.escape(_END)})", re.DOTALL)
     return {
         PACKAGE / "recording" / "native" / "row_layout.h": native_header(),
-        PACKAGE / "trace" / "row_properties.py": row_properties(),
+        PACKAGE / "data" / "row_properties.py": row_properties(),
         FORMAT: between.sub(lambda _: f"\n{column_tables()}\n", document),
     }
 

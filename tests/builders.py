@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sightline.api import Trace
-from sightline.trace import data as d
+from sightline.data import trace_data as d
 from tests.tracebuilder import TORCH, Ref, TraceBuilder
 
 __all__ = ["NET", "TORCH", "Ref", "TraceBuilder", "make_trace"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sightline.api import Trace
-from sightline.trace import data as d
+from sightline.data import trace_data as d
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from torch import nn
 
 import sightline as sl
 from sightline.argument_checks import argument_text, check_arguments
+from sightline.data.tensors import Captures, Tensors
 from sightline.graph.exported import ExportedGraph
 from sightline.graph.graph import Graph
-from sightline.trace.tensors import Captures, Tensors
 
 ODD: dict[str, Any] = {
     "None": None, "3": 3, "-1": -1, "2.5": 2.5, "text": "a", "empty": "", "bytes": b"a", "object": object(),
@@ -48,7 +48,7 @@ def held() -> Iterator[None]:
 
 def calls() -> Iterator[tuple[str, str, str]]:
     """Every parameter of every public method of what people hold."""
-    from sightline.trace.table import Table
+    from sightline.data.table import Table
     from sightline.views.lineage import LineageView
     from sightline.views.rendering import View
 

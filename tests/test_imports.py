@@ -65,7 +65,7 @@ def test_every_part_of_the_package_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "why"),
     [
-        ("trace/data.py", "from sightline.views.code import code", "trace may not import views"),
+        ("data/index.py", "from sightline.views.code import code", "data may not import views"),
         ("views/code.py", "from sightline.recording.plain import session", "views may not import recording"),
         ("views/code.py", "import sightline.api", "views may not import api"),
         (
@@ -79,13 +79,13 @@ def test_every_part_of_the_package_has_its_place() -> None:
             "from sightline.views.code import x",
             "recording may not import views",
         ),
-        ("notation.py", "from sightline.trace.forms import Form", "notation may not import trace"),
+        ("notation.py", "from sightline.data.forms import Form", "notation may not import data"),
         ("errors.py", "import sightline.notation", "errors may not import notation"),
         ("api.py", "from sightline import cli", "api may not import cli"),
         ("compat/lens.py", "import sightline.cli.demo", "compat may not import cli"),
         ("__init__.py", "import sightline.cli", "sightline may not import cli"),
         ("views/code.py", "import torch", "views.code may not import torch"),
-        ("trace/data.py", "from torch.nn import Module", "trace.data may not import torch"),
+        ("data/index.py", "from torch.nn import Module", "data.index may not import torch"),
         ("graph/recorded_graph.py", "import torch.fx", "graph.recorded_graph may not import torch"),
         ("api.py", "def f():\n    import torch", "api may not import torch"),
         ("views/code.py", "def f():\n    from sightline.api import Trace", "views may not import api"),
@@ -117,8 +117,8 @@ def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
         tmp_path,
         {
             "errors.py": "",
-            "trace/data.py": "import numpy\nfrom sightline import errors",
-            "recording/plain/session.py": "import torch\nfrom sightline.trace.data import x",
+            "data/index.py": "import numpy\nfrom sightline import errors",
+            "recording/plain/session.py": "import torch\nfrom sightline.data.trace_data import x",
             "graph/exported.py": "import torch.export\nfrom . import runtime\nimport sightline.analysis",
             "graph/recorded_graph.py": "",
             "compat/lens.py": "import torch, sightline as sl",

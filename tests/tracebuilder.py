@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from sightline.api import Trace
-from sightline.trace import data as d
-from sightline.trace.forms import ONE_TENSOR, SLOT, Form, Record
+from sightline.data import trace_data as d
+from sightline.data.forms import ONE_TENSOR, SLOT, Form, Record
 
 ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1}
 TORCH = "/usr/lib/python3/site-packages/torch/nn/modules/linear.py"  # a frame the views must hide

@@ -35,7 +35,7 @@ def recording(ops: int, flat: bool, second: bool) -> Any:
     from scale import Repeated
 
     import sightline as sl
-    from sightline.trace import data as d
+    from sightline.data import trace_data as d
 
     model, tokens = toy(layers=4)
     work = workload("toy", model, tokens, backward=True)

@@ -14,9 +14,7 @@ sightline`` costs a few milliseconds and needs neither torch nor numpy.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 
 from sightline._version import __version__
 
@@ -123,30 +121,3 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept any name
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """This module, with ``sl.trace`` and ``sl.diff`` never the folders of these names.
-
-    Importing a subpackage binds it as an attribute of its parent. Without this, ``sl.trace`` would
-    turn into the package of trace data as soon as any view is imported.
-    """
-
-    @property
-    def trace(self) -> Any:
-        return self.__dict__.get("trace") or _load("trace")
-
-    @trace.setter
-    def trace(self, value: object) -> None:
-        """Ignore the import system's binding of the subpackage, which stays in ``sys.modules``."""
-
-    @property
-    def diff(self) -> Any:
-        return self.__dict__.get("diff") or _load("diff")
-
-    @diff.setter
-    def diff(self, value: object) -> None:
-        """The same for this subpackage."""
-
-
-sys.modules[__name__].__class__ = _Package

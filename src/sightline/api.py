@@ -16,9 +16,9 @@ from sightline.errors import SightlineError, UsageError
 from sightline.trace_tables import StepRange, TraceTables
 
 if TYPE_CHECKING:
+    from sightline.data.trace_data import TensorMeta
     from sightline.graph.graph import Graph
-    from sightline.trace.bundle.reader import LoadedTrace
-    from sightline.trace.data import TensorMeta
+    from sightline.store.reader import LoadedTrace
     from sightline.views.lineage import LineageView
     from sightline.views.rendering import View
 
@@ -350,8 +350,8 @@ class Trace(TraceTables):
         ['ones', 'relu']
         """
         from sightline.process_rank import path_of_rank
-        from sightline.trace.bundle import save
-        from sightline.trace.bundle.paths import make_job_folder, refuse_recording
+        from sightline.store import save
+        from sightline.store.paths import make_job_folder, refuse_recording
 
         if self._folder is not None:
             from sightline.ranks.folder import save_ranks
@@ -496,6 +496,6 @@ def load(path: str | os.PathLike[str]) -> Trace:
 
 
 def _load(path: str | os.PathLike[str]) -> LoadedTrace:
-    from sightline.trace.bundle import load
+    from sightline.store import load
 
     return load(path)

@@ -12,10 +12,10 @@ from sightline.errors import DamagedFile, UsageError
 from sightline.options import one_of
 
 if TYPE_CHECKING:
-    from sightline.diff.comparison import Comparison, ModuleRow, OpPair, Parting, Steps
-    from sightline.diff.divergence import Divergence
-    from sightline.diff.parameters import ParameterDiff
-    from sightline.trace.index import Op, Table
+    from sightline.compare.comparison import Comparison, ModuleRow, OpPair, Parting, Steps
+    from sightline.compare.divergence import Divergence
+    from sightline.compare.parameters import ParameterDiff
+    from sightline.data.index import Op, Table
     from sightline.views.rendering import View
 
 
@@ -188,7 +188,7 @@ def diff(
     number, a name, ``"3:5"``, ``"last"``) compares one step of both, or with a pair a step of one with a step
     of the other; so does ``rank`` for the ranks of distributed jobs: ``sl.diff(t, t, rank=(0, 3))``.
     """
-    from sightline.diff.comparison import VALUES, compare
+    from sightline.compare.comparison import VALUES, compare
 
     one_of("values", values, VALUES)
     _check_numbers({"rtol": rtol, "atol": atol})

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from sightline.trace.forms import Form
+    from sightline.data.forms import Form
 
 #: So many equal tensors of a list are written as one.
 MANY_ALIKE: Final = 4

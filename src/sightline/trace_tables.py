@@ -13,13 +13,13 @@ from sightline.argument_checks import argument_text
 from sightline.errors import TorchMissing, UsageError
 
 if TYPE_CHECKING:
+    from sightline.data.index import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
+    from sightline.data.tensors import CapturedTensor, Tensors
+    from sightline.data.trace_data import TraceData
+    from sightline.data.validate import Report
     from sightline.ranks.collectives import Collectives
     from sightline.ranks.folder import RankFolder, Ranks
     from sightline.ranks.merge import Run
-    from sightline.trace.data import TraceData
-    from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
-    from sightline.trace.tensors import CapturedTensor, Tensors
-    from sightline.trace.validate import Report
 
 #: A choice of steps: 3, "3:5", slice(3, 5), "last", or a name.
 StepRange = int | str | slice
@@ -34,7 +34,7 @@ class TraceTables:
         if callable(source):
             self._source = source
         else:
-            from sightline.trace.index import Index
+            from sightline.data.index import Index
 
             index = Index(source)
             self._source = lambda: index
@@ -117,7 +117,7 @@ class TraceTables:
         ([0], 2)
         """
         from sightline.ranks.folder import Ranks, siblings
-        from sightline.trace.bundle import load
+        from sightline.store import load
 
         path = vars(self.data).get("path")
         folder = self._folder
@@ -182,8 +182,8 @@ class TraceTables:
         """
         from sightline.analysis.unmatched_globs import capture_text
         from sightline.analysis.value_names import value_names
-        from sightline.trace.shards.stores import MemoryStore
-        from sightline.trace.tensors import Tensors
+        from sightline.data.tensors import Tensors
+        from sightline.store.shards.stores import MemoryStore
 
         index = self.index
         store = index.raw.store or MemoryStore({})
@@ -200,7 +200,7 @@ class TraceTables:
 
         Where the trace stands for all ranks of a job, all are checked, and their sizes are added.
         """
-        from sightline.trace.validate import validate
+        from sightline.data.validate import validate
 
         if self._folder is not None:
             from sightline.ranks.folder import validate_ranks

@@ -18,9 +18,8 @@ from sightline.options import Capture, Check, Stats, one_of
 from sightline.process_rank import path_of_rank
 
 if TYPE_CHECKING:
+    from sightline.data.live_events import Watcher
     from sightline.recording.recorder import Recorder
-    from sightline.trace.data import TraceData
-    from sightline.trace.live_events import Watcher
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -112,18 +111,17 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             name,
             compiled,
             RecordingOptions(
-                _watcher(live, ops),
-                statistics,
-                nonfinite,
-                _nonfinite_report,
-                captures,
-                folder,
-                last,
-                engine,
-                source,
-                environment,
-                overwrite,
-                time,
+                watcher=_watcher(live, ops),
+                stats=statistics,
+                check=nonfinite,
+                capture=captures,
+                folder=folder,
+                last=last,
+                engine=engine,
+                source=source,
+                environment=environment,
+                overwrite=overwrite,
+                time=time,
             ),
         )
 
@@ -219,15 +217,6 @@ def _recording_folder(path: str | os.PathLike[str] | None, capture: Capture | No
     return path_of_rank(Path(path))
 
 
-def _nonfinite_report(data: TraceData, check: Check) -> str | None:
-    """The text of the first NaN or infinity of a recording that is not allowed, if there is one."""
-    from sightline.analysis.nonfinite import first_nonfinite
-    from sightline.trace.index import Index
-
-    fault = first_nonfinite(Index(data), allow=check.allow or ())
-    return None if fault is None else fault.text()
-
-
 def _watcher(live: str | None, ops: str) -> Watcher | None:
     """The watcher that prints while the block runs."""
     if live is None:
@@ -238,7 +227,7 @@ def _watcher(live: str | None, ops: str) -> Watcher | None:
 
 
 def recorded(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Trace:
-    """A recording of one forward of a model, with statistics, for `sightline.diff`."""
+    """A recording of one forward of a model, with statistics, for `sightline.compare`."""
     from sightline.recording.recorder import run_once
 
     with trace(model, stats=Stats(parameters=True), name=name) as recording:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sightline.analysis.cost import cost_of, nonfinite_counts, parameters_in
 from sightline.analysis.module_tree import OUTSIDE, own_ops, scopes_of
 from sightline.api import Trace
-from sightline.trace.data import ParameterInfo
+from sightline.data.trace_data import ParameterInfo
 from tests.analysis.test_nonfinite import measured
 from tests.builders import TraceBuilder, make_trace
 

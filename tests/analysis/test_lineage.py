@@ -15,9 +15,9 @@ import sightline as sl
 from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.analysis.value_names import find_value
 from sightline.api import Trace
+from sightline.data.index import Index, Value
+from sightline.data.trace_data import CaptureInfo
 from sightline.errors import NothingMatched, UsageError
-from sightline.trace.data import CaptureInfo
-from sightline.trace.index import Index, Value
 from tests.builders import Ref, TraceBuilder, make_trace
 from tests.growth import assert_grows_in_line
 from tests.views.odd_traces import crashed, hostile, nested

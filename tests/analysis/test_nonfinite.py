@@ -11,7 +11,7 @@ import pytest
 from sightline.analysis.nonfinite import NonFiniteOp, findings, first_nonfinite
 from sightline.analysis.nonfinite_spread import reached_from
 from sightline.api import Trace
-from sightline.trace.data import StatColumns
+from sightline.data.trace_data import StatColumns
 from tests.builders import TraceBuilder, make_trace
 
 NANS, INFS = {"nans": 3}, {"infs": 2}

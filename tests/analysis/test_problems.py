@@ -11,8 +11,8 @@ import pytest
 
 from sightline.analysis.problems import CHECKS, KINDS, Problem, Severity, find, not_looked_at
 from sightline.api import Trace
-from sightline.trace.data import UNFINISHED, OpColumns, ParameterInfo, StatColumns, TraceData
-from sightline.trace.forms import Symbol
+from sightline.data.forms import Symbol
+from sightline.data.trace_data import UNFINISHED, OpColumns, ParameterInfo, StatColumns, TraceData
 from tests.builders import Ref, TraceBuilder, make_trace
 from tests.growth import assert_grows_in_line
 from tests.views.odd_traces import crashed, hostile, nested

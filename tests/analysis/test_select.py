@@ -9,9 +9,9 @@ import pytest
 
 from sightline.analysis.select import Mask, Selection
 from sightline.api import Trace
+from sightline.data.index import Index
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import path_matches
-from sightline.trace.index import Index
 from tests.builders import TraceBuilder, make_trace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sightline.analysis.source_loops import header_text, loops_around
-from sightline.trace.source_files import SourceFiles
+from sightline.data.source_files import SourceFiles
 
 
 def headers(text: str, *spots: tuple[int, int]) -> list[str]:

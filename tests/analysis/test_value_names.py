@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sightline.analysis.value_names import assigned_name, value_names
-from sightline.trace.source_files import SourceFiles
+from sightline.data.source_files import SourceFiles
 from tests.builders import make_trace
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sightline.trace.bundle import save
+from sightline.store import save
 from tests.cli import recorded
-from tests.trace.bundle.bundles import captured
+from tests.store.bundles import captured
 from tests.views import odd_traces
 
 

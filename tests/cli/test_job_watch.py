@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sightline.cli.job_watch import JobWatch, position_written
-from sightline.trace.bundle.journal import JOURNAL
+from sightline.store.journal import JOURNAL
 
 
 class Job:

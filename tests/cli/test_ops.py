@@ -16,7 +16,7 @@ from sightline.cli.ops import NAMES, op_rows
 from sightline.cli.row_output import Column, Row, table
 from sightline.convert.context import TableContext
 from tests.cli.recorded import misused, on_terminal, refused, told
-from tests.trace.bundle.bundles import on_a_device
+from tests.store.bundles import on_a_device
 
 
 def rows(*arguments: object) -> list[dict[str, object]]:

@@ -15,12 +15,12 @@ import pytest
 import sightline as sl
 from sightline.cli.tensor_plot import BARS, SHADES, array_statistics, tensor_lines
 from sightline.errors import UsageError
-from sightline.trace.bundle import save
-from sightline.trace.shards.stores import MemoryStore
+from sightline.store import save
+from sightline.store.shards.stores import MemoryStore
 from sightline.views.rendering import View
 from tests.builders import make_trace
 from tests.cli.recorded import misused, refused, told
-from tests.trace.shards.captured import capture
+from tests.store.shards.captured import capture
 
 
 def drawn(given: Any, *at: int) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
-from sightline.trace.bundle import save
+from sightline.store import save
 from tests.builders import make_trace
 from tests.cli.recorded import invoke, on_terminal, refused, told
 

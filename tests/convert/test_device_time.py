@@ -8,11 +8,11 @@ from typing import Any
 
 from sightline.api import Trace
 from sightline.convert.query import Query
-from sightline.trace.data import WORK_KINDS
+from sightline.data.trace_data import WORK_KINDS
 from tests.builders import make_trace
 from tests.convert.trace_events import ns, read, slices
 from tests.device_work import Work, timed
-from tests.trace.bundle.bundles import on_a_device
+from tests.store.bundles import on_a_device
 
 
 def asked(trace: Trace, query: str) -> list[tuple[Any, ...]]:

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from sightline.convert.encoding import json_text
-from sightline.trace.bundle.checks import check_info
-from sightline.trace.bundle.environment import environment_of
-from sightline.trace.damage import Damage
-from sightline.trace.data import TraceData
+from sightline.data.trace_data import TraceData
+from sightline.store.checks import check_info
+from sightline.store.damage import Damage
+from sightline.store.environment import environment_of
 from tests.builders import TraceBuilder
 
 

@@ -17,11 +17,11 @@ import sightline as sl
 from sightline.api import Trace
 from sightline.convert.perfetto import EventWriter, microseconds
 from sightline.convert.timeline import cut_to_nest, steps
+from sightline.data.trace_data import StepInfo
 from sightline.errors import CaptureError, UsageError
-from sightline.trace.data import StepInfo
 from tests.builders import TraceBuilder, make_trace
 from tests.convert.trace_events import WEEK, ns, read, slices
-from tests.trace.bundle.bundles import ZOO
+from tests.store.bundles import ZOO
 
 
 def written(trace: Trace, folder: Path, name: str = "run.json") -> list[dict[str, Any]]:

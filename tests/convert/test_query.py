@@ -18,10 +18,10 @@ from sightline.api import Trace
 from sightline.convert import query as module
 from sightline.convert.query import TABLES_BY_NAME, Query
 from sightline.convert.tables import TABLES
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import UsageError
-from sightline.trace.data import TensorMeta
 from tests.builders import make_trace
-from tests.trace.bundle.bundles import ZOO
+from tests.store.bundles import ZOO
 
 TRACE = make_trace()
 NOT_ALLOWED = "is not allowed here: a recording is read, with one SELECT, and never changed."

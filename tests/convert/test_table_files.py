@@ -25,11 +25,11 @@ from sightline.convert.table_files import (
     to_parquet,
 )
 from sightline.convert.tables import TABLES
+from sightline.data.index import Index
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import CaptureError, UsageError
-from sightline.trace.data import TensorMeta
-from sightline.trace.index import Index
 from tests.builders import make_trace
-from tests.trace.bundle.bundles import ZOO
+from tests.store.bundles import ZOO
 
 
 def rows(trace: Trace, name: str) -> list[tuple[Any, ...]]:

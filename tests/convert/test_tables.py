@@ -13,9 +13,9 @@ from sightline.api import Trace
 from sightline.convert.context import TableContext
 from sightline.convert.encoding import json_text
 from sightline.convert.tables import ALIASES, TABLES
-from sightline.trace.data import StepInfo
+from sightline.data.trace_data import StepInfo
 from tests.builders import make_trace
-from tests.trace.bundle.bundles import ZOO, measured
+from tests.store.bundles import ZOO, measured
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "convert.md"
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from sightline.trace.bundle import schema
-from sightline.trace.bundle.column_codec import decode, encode
-from sightline.trace.bundle.journal import HEAD, JOURNAL
+from sightline.store import bundle_schema as schema
+from sightline.store.column_codec import decode, encode
+from sightline.store.journal import HEAD, JOURNAL
 
 INTEGERS = (0, 1, -1, 2, 7, -2, 63, 127, 128, -128, 255, 1 << 15, (1 << 31) - 1, -(1 << 31), 1 << 40, 1 << 62,
             (1 << 63) - 1, -(1 << 63), 1 << 63, 1 << 70)  # fmt: skip

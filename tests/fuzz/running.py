@@ -17,10 +17,10 @@ from typing import Any
 
 from sightline.api import Trace, load
 from sightline.errors import SightlineError
-from sightline.trace.bundle.journal import JOURNAL
+from sightline.store.journal import JOURNAL
 from tests.fuzz.consumers import consumers
 from tests.fuzz.mutations import alter_bundle, alter_journal
-from tests.trace.bundle.bundles import captured, measured, on_a_device, saved
+from tests.store.bundles import captured, measured, on_a_device, saved
 
 MEMORY = 4 << 30  # bytes of address space: torch and the process itself have some of it
 GROWTH = 1 << 30  # bytes that reading a file of a few KB may add to what is resident
@@ -105,7 +105,7 @@ def recorded_journal(folder: Path) -> Path:
         _train(sl.trace(stats=True, path=folder.with_name("whole"), name="run"), flush=True)
     finally:
         JournalFile.append = whole  # type: ignore[method-assign]
-    from sightline.trace.bundle.journal import HEAD
+    from sightline.store.journal import HEAD
 
     folder.mkdir(exist_ok=True)
     (folder / JOURNAL).write_bytes(HEAD + b"".join(kept))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sightline.data.trace_data import TensorMeta
 from sightline.graph.graph import Edge, Graph, Node, Ref
-from sightline.trace.data import TensorMeta
 
 
 def meta(*shape: int) -> TensorMeta:

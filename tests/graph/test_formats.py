@@ -11,12 +11,12 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from sightline.data.forms import Elided, Record, Symbol
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import DamagedFile, SightlineError, UsageError
 from sightline.graph.formats.drawing import hyperparameters
 from sightline.graph.formats.files import render_dot
 from sightline.graph.graph import Edge, Graph, Node, Ref
-from sightline.trace.data import TensorMeta
-from sightline.trace.forms import Elided, Record, Symbol
 
 META = TensorMeta((2, 8), (8, 1), "float32", "cpu")
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")

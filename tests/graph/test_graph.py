@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import InvalidGraph, NoSuchNode, NothingMatched, UsageError
 from sightline.graph.graph import Edge, Graph, Node, Ref
 from sightline.graph.lint import references
 from sightline.graph.prune import is_view
-from sightline.trace.data import TensorMeta
 
 META = TensorMeta((2, 8), (8, 1), "float32", "cpu")
 

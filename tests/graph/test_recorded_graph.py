@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sightline as sl
+from sightline.data.forms import Symbol
+from sightline.data.index import Index
 from sightline.errors import NothingMatched, UsageError
 from sightline.graph.graph import Graph, Ref
 from sightline.graph.recorded_graph import graph
-from sightline.trace.forms import Symbol
-from sightline.trace.index import Index
 from tests.builders import make_trace
 
 

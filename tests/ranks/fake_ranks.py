@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import sightline as sl
 from sightline.analysis.problems.problem import Problem
 from sightline.ranks.overview import rank_problems
-from sightline.trace.bundle import load, save
-from sightline.trace.bundle.writer import amend_info
+from sightline.store import load, save
+from sightline.store.writer import amend_info
 
 
 def record_ranks(

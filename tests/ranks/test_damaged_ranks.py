@@ -16,7 +16,7 @@ import sightline as sl
 from sightline.cli import main
 from sightline.errors import DamagedFile, SightlineError, UsageError
 from sightline.options import step_range
-from sightline.trace.shards.shard_file import is_shard
+from sightline.store.shards.shard_file import is_shard
 from tests.ranks.fake_ranks import record_ranks
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import sightline as sl
 from sightline.cli import main
 from sightline.ranks.desync import group_tables
-from sightline.trace.bundle.writer import amend_info
+from sightline.store.writer import amend_info
 from tests.ranks.fake_ranks import problems_of, record_ranks
 from tests.recording.engines import BOTH_ENGINES
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import sightline as sl
-from sightline.trace.bundle.writer import amend_info
+from sightline.store.writer import amend_info
 from tests.ranks.fake_ranks import record_ranks
 
 CLOSED = (

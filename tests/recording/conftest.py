@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from sightline.data.validate import validate
 from sightline.recording.recorder import Recorder
-from sightline.trace.validate import validate
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ EVERY_WAY = pytest.mark.parametrize(
 
 
 def options(engine: str, kept: str, folder: Path) -> dict[str, Any]:
-    """What `sightline.trace` is given to record in one of these ways."""
+    """What `sightline.data` is given to record in one of these ways."""
     kept_so: dict[str, dict[str, Any]] = {
         "memory": {},
         "path": {"path": folder / "run.sight"},

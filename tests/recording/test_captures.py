@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.trace.shards import shard_file
+from sightline.store.shards import shard_file
 
 
 class Pair(NamedTuple):

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import sightline as sl
+from sightline.data.trace_data import WORK_KINDS
 from sightline.errors import UsageError
 from sightline.recording import cuda_devices, recorder
 from sightline.recording.cuda_devices import DeviceWork, check_device, read_events
 from sightline.recording.streaming import writer as stream_writer
 from sightline.recording.torchapi import DeviceType
-from sightline.trace.data import WORK_KINDS
 from tests.recording.streaming.streams import Awkward, train
 
 CPU, CUDA = DeviceType.CPU, DeviceType.CUDA

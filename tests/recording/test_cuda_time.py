@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import sightline as sl
+from sightline.data.trace_data import WORK_KINDS
 from sightline.errors import UsageError
-from sightline.trace.data import WORK_KINDS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -162,7 +162,7 @@ def test_a_frame_without_a_line_number(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("step", ["leave_out_own_frames", "exception_text", "explain"])
+@pytest.mark.parametrize("step", ["leave_out_own_frames", "exception_text", "explain_failure"])
 def test_a_fault_of_ours_is_counted_and_shown(
     step: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

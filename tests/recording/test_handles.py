@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.trace.bundle.disk_sink import DiskSink
+from sightline.store.disk_sink import DiskSink
 
 CLOSED = """
 import os, sys, torch
@@ -21,7 +21,7 @@ folder = sys.argv[1]
 tracing = sl.trace(path=folder + "/run.sight")
 tracing.start()
 torch.ones(2).relu()
-from sightline.trace.bundle.journal import JOURNAL
+from sightline.store.journal import JOURNAL
 journal = os.stat(folder + "/run.sight/" + JOURNAL).st_ino
 numbers = [n for n in range(3, 256) if os.path.exists(f"/proc/self/fd/{n}") and os.fstat(n).st_ino == journal]
 assert numbers, "the journal is open"

@@ -13,10 +13,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import sightline as sl
+from sightline.analysis.held_memory import held_memory
 from sightline.analysis.memory import MemoryUsage, usage_of
 from sightline.convert.query import Query
 from sightline.errors import NothingMatched, UsageError
-from sightline.trace.held_memory import held_memory
 from tests.recording.engines import BOTH_ENGINES
 
 Step = Callable[[], None]

@@ -13,7 +13,7 @@ import torch
 
 import sightline as sl
 from sightline.errors import UsageError
-from sightline.trace.bundle.journal import JOURNAL, Journal
+from sightline.store.journal import JOURNAL, Journal
 
 
 def traced(path: Path, **options: bool) -> sl.Trace:
@@ -81,7 +81,7 @@ def test_a_bundle_from_elsewhere_opens_no_file_here(tmp_path: Path) -> None:
     from dataclasses import replace
 
     codes = [replace(code, file=str(secret), first_line=1) for code in data.codes]
-    from sightline.trace.bundle import save
+    from sightline.store import save
 
     save(replace(data, codes=codes), tmp_path / "foreign.sight", source=False)
     foreign = sl.load(tmp_path / "foreign.sight")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.trace.rows import Value
-from sightline.trace.size_origins import size_origin
+from sightline.analysis.size_origins import size_origin
+from sightline.data.rows import Value
 from tests.recording.engines import BOTH_ENGINES
 
 

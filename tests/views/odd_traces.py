@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sightline.api import Trace
-from sightline.trace.data import ParameterInfo
-from sightline.trace.forms import Record
+from sightline.data.forms import Record
+from sightline.data.trace_data import ParameterInfo
 from tests.builders import TraceBuilder
 
 ESCAPE = "\x1b[31mred\x1b[0m"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sightline.api import Trace
+from sightline.data.forms import SLOT, Form
+from sightline.data.live_events import SourceFrame
 from sightline.errors import NothingMatched, UsageError
-from sightline.trace.forms import SLOT, Form
-from sightline.trace.live_events import SourceFrame
 from sightline.views.code import code, code_lines
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.rendering import Line, View

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from sightline.analysis.cost import cost_of
-from sightline.trace.device_time import device_summary
+from sightline.data.device_time import device_summary
 from tests.builders import make_trace
 from tests.device_work import Work, kernels, timed
-from tests.trace.bundle.bundles import on_a_device
+from tests.store.bundles import on_a_device
 
 Golden = Callable[[str, str], None]
 

@@ -5,9 +5,9 @@ import io
 import pytest
 
 from sightline.api import Trace
+from sightline.data.forms import ONE_TENSOR, SLOT, Form
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import NothingMatched
-from sightline.trace.data import TensorMeta
-from sightline.trace.forms import ONE_TENSOR, SLOT, Form
 from sightline.views.live import LiveLog
 from sightline.views.log import log
 from sightline.views.log_blocks import RAISED, BlockStyle, LogModule, LogOp, hyperparameters

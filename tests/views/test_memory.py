@@ -12,9 +12,9 @@ import torch
 
 import sightline as sl
 from sightline.api import Trace
+from sightline.data.trace_data import AllocationColumns
 from sightline.errors import DamagedFile
-from sightline.trace.bundle import json_codec as plain
-from sightline.trace.data import AllocationColumns
+from sightline.store import json_codec as plain
 from sightline.views.rendering import View, width
 from tests.builders import make_trace
 from tests.conftest import Golden

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import sightline as sl
+from sightline.data.forms import ONE_TENSOR
 from sightline.errors import UsageError
-from sightline.trace.forms import ONE_TENSOR
 from sightline.views.code import code
 from sightline.views.log import log
 from sightline.views.rendering import View, width
@@ -266,7 +266,7 @@ def test_of_several_calls_the_summary_has_all() -> None:
 
 
 def test_an_event_without_numbers_is_written_as_before() -> None:
-    from sightline.trace.data import TensorMeta
+    from sightline.data.trace_data import TensorMeta
     from sightline.views.log_blocks import BlockStyle, LogOp
 
     x = TensorMeta((2,), None, "float32", "cpu")

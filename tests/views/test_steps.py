@@ -13,8 +13,8 @@ from torch import nn
 
 import sightline as sl
 from sightline.analysis.step_summaries import StepSummary, step_summaries
+from sightline.data.trace_data import StepInfo
 from sightline.notation import number_text
-from sightline.trace.data import StepInfo
 from sightline.views.overview import overview
 from sightline.views.steps import step_lines, step_table
 from tests.builders import TraceBuilder

@@ -8,8 +8,8 @@ import torch
 
 import sightline as sl
 from sightline.api import Trace
+from sightline.data.trace_data import ParameterInfo, TensorMeta
 from sightline.errors import NothingMatched, UsageError
-from sightline.trace.data import ParameterInfo, TensorMeta
 from sightline.views.rendering import width
 from sightline.views.shapes import FULL, SHORT, SHORTEST, Exchange, Item
 from sightline.views.summary import summary

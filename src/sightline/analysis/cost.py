@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from sightline.analysis.module_tree import OUTSIDE, Scopes, op_scopes, scopes_of
 from sightline.analysis.select import Mask
+from sightline.data.trace_data import FLAVOURS, I32, I64, PHASES, UNCOUNTED, TraceData
 from sightline.notation import time_text, times_text
-from sightline.trace.data import FLAVOURS, I32, I64, PHASES, UNCOUNTED, TraceData
 
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(4)
 assert PHASES == ("forward", "backward", "recompute", "optimizer")

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.row_groups import RowGroups, flat_positions, group_rows, list_keys
+from sightline.data.forms import Form, Record, Symbol
+from sightline.data.trace_data import I32, I64, KINDS, PHASES, TraceData
 from sightline.notation import constant_text, dtype_name, tensor_text
-from sightline.trace.data import I32, I64, KINDS, PHASES, TraceData
-from sightline.trace.forms import Form, Record, Symbol
 
 Ints = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.trace.data import I8, I32, I64, KINDS, TraceData
+from sightline.data.trace_data import I8, I32, I64, KINDS, TraceData
 
 #: What bytes are used for. Each kind of value counts as one of these.
 USES: Final = ("parameters", "buffers", "state", "activations", "gradients", "other")

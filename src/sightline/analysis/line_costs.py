@@ -16,9 +16,9 @@ import numpy as np
 
 from sightline.analysis.row_groups import flat_positions, group_rows, list_keys
 from sightline.analysis.select import Mask
-from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
-from sightline.trace.index import Index
-from sightline.trace.user_frames import FrameChains, op_frames
+from sightline.data.index import Index
+from sightline.data.trace_data import I32, I64, LEVELS, PHASES, RAISED, TraceData
+from sightline.data.user_frames import FrameChains, op_frames
 
 _FORWARD, _BACKWARD, _RECOMPUTE = map(PHASES.index, ("forward", "backward", "recompute"))
 

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from sightline.analysis.producers import NO_PRODUCER, Producers
 from sightline.analysis.select import model_part
+from sightline.analysis.size_origins import makes_size, size_path
 from sightline.argument_checks import argument_text
+from sightline.data.index import Index
+from sightline.data.trace_data import KINDS, LEVELS, PHASES
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import dtype_name
 from sightline.patterns import choices_text
-from sightline.trace.data import KINDS, LEVELS, PHASES
-from sightline.trace.index import Index
-from sightline.trace.size_origins import makes_size, size_path
 
 DEPTH: Final = 8  #: default for how many ops back from the value
 MOST: Final = 24  #: default for how many in all: a screen

@@ -14,10 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis import lifetimes
-from sightline.analysis.select import Selection
-from sightline.patterns import path_matches
-from sightline.trace.data import I64, PHASES
-from sightline.trace.held_memory import (
+from sightline.analysis.held_memory import (
     ACTIVATIONS,
     BUFFERS,
     GRADIENTS,
@@ -31,9 +28,12 @@ from sightline.trace.held_memory import (
     memory_rows,
     storage_roots,
 )
-from sightline.trace.index import Index, Op, Value
-from sightline.trace.op_text import api_call_of, short_name
-from sightline.trace.user_frames import user_frame
+from sightline.analysis.op_text import api_call_of, short_name
+from sightline.analysis.select import Selection
+from sightline.data.index import Index, Op, Value
+from sightline.data.trace_data import I64, PHASES
+from sightline.data.user_frames import user_frame
+from sightline.patterns import path_matches
 
 Mask = NDArray[np.bool_]
 _BACKWARD = PHASES.index("backward")

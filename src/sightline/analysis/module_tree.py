@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.trace.data import I32, PHASES, ModuleInfo, TraceData
+from sightline.data.trace_data import I32, PHASES, ModuleInfo, TraceData
 
 if TYPE_CHECKING:
     from sightline.analysis.cost import Costs

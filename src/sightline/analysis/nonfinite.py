@@ -23,13 +23,7 @@ import numpy as np
 
 from sightline.analysis.cost import leaf_ops
 from sightline.analysis.lineage import Lineage, lineage_of
-from sightline.notation import value_text
-from sightline.patterns import op_matches, path_matches
-from sightline.trace.data import FLAVOURS, KINDS, MUTATES, RAISED, REQUIRES_GRAD, UNFINISHED
-from sightline.trace.index import Index, ModuleCall, Op, Value
-from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
-from sightline.trace.op_groups import UNINITIALIZED
-from sightline.trace.op_text import (
+from sightline.analysis.op_text import (
     api_call_of,
     argument_names,
     backward_suffix,
@@ -38,6 +32,12 @@ from sightline.trace.op_text import (
     statistics_text,
     with_location,
 )
+from sightline.data.index import Index, ModuleCall, Op, Value
+from sightline.data.nonfinite_rule import INF, NAN, argument_states, new_states
+from sightline.data.op_groups import UNINITIALIZED
+from sightline.data.trace_data import FLAVOURS, KINDS, MUTATES, RAISED, REQUIRES_GRAD, UNFINISHED
+from sightline.notation import value_text
+from sightline.patterns import op_matches, path_matches
 
 _PARAMETER: Final = KINDS.index("parameter")
 _EXTERNAL_KINDS: Final = ("input", "parameter", "buffer")

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.nonfinite import NonFiniteOp
-from sightline.trace.data import PHASES
-from sightline.trace.index import Index, Op, Value
+from sightline.data.index import Index, Op, Value
+from sightline.data.trace_data import PHASES
 
 _BACKWARD_CALLS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 

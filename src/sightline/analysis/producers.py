@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.row_groups import flat_positions
-from sightline.trace.data import I32, I64, KINDS, LEVELS, PHASES, TraceData
-from sightline.trace.index import Index
+from sightline.data.index import Index, Op, Value
+from sightline.data.trace_data import I32, I64, KINDS, LEVELS, PHASES, TraceData
 
+_MAX_VERSIONS: Final = 400  #: of a value that are followed back
 NO_PRODUCER: Final = -1  #: of values that existed before the recording, or came from outside
 _BACKWARD: Final = PHASES.index("backward")
 _ACTIVATION, _CONSTANT = KINDS.index("activation"), KINDS.index("constant")
@@ -222,3 +223,24 @@ def _bounds(numbers: I64, size: int) -> I64:
 
 def _unique(ids: list[int]) -> list[int]:
     return list(dict.fromkeys(ids))
+
+
+def creator(value: Value) -> Op | None:
+    """The op that made a parameter's tensor, if that was recorded."""
+    at: Value | None = value
+    for _ in range(_MAX_VERSIONS):
+        if at is None:
+            return _storage_creator(value)
+        if at.producer is not None:
+            return at.producer
+        at = at.previous or at.base
+    return None
+
+
+def _storage_creator(value: Value) -> Op | None:
+    """The op that made the first tensor in a value's storage: the argument of ``nn.Parameter``."""
+    values = value._data.raw.values
+    if value.storage < 0:
+        return None
+    first = int(values.producer[np.flatnonzero(values.storage == value.storage)[0]])
+    return value._data.ops[first] if first >= 0 else None

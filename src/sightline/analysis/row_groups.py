@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sightline.trace.data import I64
+from sightline.data.trace_data import I64
 
 _MAX_KEY: Final = 1 << 62
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from sightline.trace.index import Index
-from sightline.trace.rows import Op, Value
+from sightline.data.index import Index
+from sightline.data.rows import Op, Value
 
 _BATCH_NORMS: Final = frozenset(
     "native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm instance_norm".split()

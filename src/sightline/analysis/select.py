@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.argument_checks import argument_text
+from sightline.data.file_owners import installed_file, torch_file
+from sightline.data.index import Index
+from sightline.data.trace_data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo, TraceData
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import choices_text, did_you_mean, module_matches, no_module_matched, op_matches
-from sightline.trace.data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo, TraceData
-from sightline.trace.file_owners import installed_file, torch_file
-from sightline.trace.index import Index
 
 Mask = NDArray[np.bool_]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from sightline.trace.source_files import SourceFiles, syntax_tree
+from sightline.data.source_files import SourceFiles, syntax_tree
 
 Position = tuple[int, int]  # line and column; columns count bytes
 Span = tuple[Position, Position]  # start and end, which is not included

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.trace import data as d
-from sightline.trace.index import Index
+from sightline.data import trace_data as d
+from sightline.data.index import Index
 
 T = TypeVar("T")
 Bools = NDArray[np.bool_]

@@ -14,11 +14,11 @@ import numpy as np
 
 from sightline.analysis.memory import memory_of
 from sightline.argument_checks import argument_text
+from sightline.data.index import Index
+from sightline.data.trace_data import I64, LEVELS, OPTIMIZER_STEP, PHASES, REQUIRES_GRAD, StepInfo, TraceData
+from sightline.data.training_steps import innermost_steps, scaler_updates
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import bare_name
-from sightline.trace.data import I64, LEVELS, OPTIMIZER_STEP, PHASES, REQUIRES_GRAD, StepInfo, TraceData
-from sightline.trace.index import Index
-from sightline.trace.training_steps import innermost_steps, scaler_updates
 
 _RANGE: Final = re.compile(r"(\d{0,9})(:?)(\d{0,9})")
 _NUMBERED: Final = re.compile(r"step(\d{1,9})")

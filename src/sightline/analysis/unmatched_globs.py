@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from sightline.data.trace_data import LEVELS, TraceData
 from sightline.patterns import PathPattern, bare_name, close_names, op_matches, segments_of
-from sightline.trace.data import LEVELS, TraceData
 
 #: How each glob is written in the user's call, by its keys in ``info["asked"]``.
 _ARGUMENTS: Final = {

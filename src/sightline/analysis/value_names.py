@@ -19,12 +19,12 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.argument_checks import argument_text
+from sightline.data.file_owners import torch_file
+from sightline.data.index import Frame, Index, Module, ModuleCall, Op, Row, Value
+from sightline.data.source_files import SourceFiles, syntax_tree
+from sightline.data.trace_data import I64, PHASES, TraceData
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import did_you_mean
-from sightline.trace.data import I64, PHASES, TraceData
-from sightline.trace.file_owners import torch_file
-from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Row, Value
-from sightline.trace.source_files import SourceFiles, syntax_tree
 
 Position = tuple[int, int, int, int]  # line, end line, column, end column
 Target = str | tuple["Target | None", ...]

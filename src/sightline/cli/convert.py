@@ -23,7 +23,7 @@ from sightline.notation import bytes_text
 
 if TYPE_CHECKING:
     from sightline.convert.table_columns import Table
-    from sightline.trace.index import Index
+    from sightline.data.index import Index
 
 FORMATS: Final = ("perfetto", "csv", "json", "parquet")
 #: The format that the end of a name says; ``.json`` alone says none.

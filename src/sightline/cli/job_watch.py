@@ -22,11 +22,11 @@ from typing import Final
 import click
 
 from sightline.cli.command import printable_text
+from sightline.data.file_owners import inside_torch, python_file, torch_file
 from sightline.errors import SightlineError
 from sightline.process_rank import this_rank
 from sightline.ranks.folder import ranks_text
-from sightline.trace.bundle.journal import JOURNAL
-from sightline.trace.file_owners import inside_torch, python_file, torch_file
+from sightline.store.journal import JOURNAL
 
 _SECONDS: Final = 1.0  #: between two samples
 _PATIENCE: Final = 10.0  #: seconds in which no rank runs an op and one waits; doubled by each message

@@ -17,7 +17,7 @@ from sightline.cli.command import has_torch, printable_text, view_in_cli_words
 from sightline.cli.job_watch import JobWatch
 from sightline.errors import SightlineError, UsageError
 from sightline.process_rank import this_rank
-from sightline.trace.bundle.paths import clear_recording, free_path, holds_recording
+from sightline.store.paths import clear_recording, free_path, holds_recording
 
 _LOOK_SECONDS: Final = 1.0  #: between two looks at where the processes are
 

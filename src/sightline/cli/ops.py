@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sightline.api import Trace
     from sightline.convert.context import Lists, Objects, TableContext
     from sightline.convert.table_columns import Reader
-    from sightline.trace.data import I32, I64
+    from sightline.data.trace_data import I32, I64
 
 #: Rows built at a time, which bounds the memory of a listing of any length.
 _CHUNK: Final = 1024

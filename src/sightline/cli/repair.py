@@ -19,7 +19,7 @@ def command(file: str) -> None:
     A recording that was cut off can be looked at as it is; repaired, it is one file again, opens faster and
     can be passed on. What was damaged is said, and left out.
     """
-    from sightline.trace.bundle.repair import repair
+    from sightline.store.repair import repair
 
     for line in repair(file) or [f"{file} needs no repair."]:
         click.echo(printable_text(line))

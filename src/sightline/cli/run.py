@@ -33,7 +33,7 @@ from sightline.cli.script import Program, launcher_advice, print_exception
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
 from sightline.process_rank import path_of_rank, this_rank
-from sightline.trace.bundle.paths import (
+from sightline.store.paths import (
     clear_recording,
     holds_recording,
     make_job_folder,
@@ -286,7 +286,8 @@ def _next_command(trace: Trace, where: str, quiet: bool) -> str:
 
 def _count_ops(trace: Trace, home: Path) -> str:
     """How many ops are on disk; fewer than were recorded if the disk was full."""
-    from sightline.trace.bundle import load, schema
+    from sightline.store import bundle_schema as schema
+    from sightline.store import load
 
     every = len(trace.ops)
     if (home / schema.DATABASE).exists():

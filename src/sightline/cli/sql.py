@@ -20,7 +20,7 @@ from sightline.views.rendering import Block, line, printable, width
 
 if TYPE_CHECKING:
     from sightline.convert.query import Query
-    from sightline.trace.index import Index
+    from sightline.data.index import Index
 
 _ROWS: Final = 1000  #: of a table for people, where nothing else is asked for
 _SAMPLE_ROWS: Final = 200  #: rows that tell whether a column is of numbers

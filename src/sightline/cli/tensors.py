@@ -17,7 +17,7 @@ from sightline.views.rendering import Line, View, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
-    from sightline.trace.tensors import CapturedTensor, Tensors
+    from sightline.data.tensors import CapturedTensor, Tensors
 
 _NAMES: Final = ("key", "step", "module", "name", "call", "slot", "role", "path", "value", "tensor", "shape",
                  "dtype", "bytes", "whole")  # fmt: skip

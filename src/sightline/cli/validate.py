@@ -12,7 +12,7 @@ from sightline.cli.screen import wait_message
 from sightline.errors import SightlineError
 from sightline.notation import bytes_text
 from sightline.ranks.folder import ranks_text
-from sightline.trace.bundle.reader import LoadedTrace, load
+from sightline.store.reader import LoadedTrace, load
 
 
 @click.command(

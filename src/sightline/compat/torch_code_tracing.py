@@ -22,16 +22,16 @@ from itertools import count, islice, takewhile
 from types import TracebackType
 from typing import IO, Any, Self
 
+from sightline.data.file_owners import torch_file
+from sightline.data.forms import Form
+from sightline.data.index import Frame, Index, Op
+from sightline.data.live_events import LiveCallEvent, LiveOpEvent, SourceFrame
+from sightline.data.not_recorded import notes
+from sightline.data.source_files import indent_of
+from sightline.data.trace_data import TensorMeta
+from sightline.data.user_frames import first_user_index
 from sightline.notation import call_text, tensor_text
 from sightline.recording.recorder import Recorder, RecordingOptions
-from sightline.trace.data import TensorMeta
-from sightline.trace.file_owners import torch_file
-from sightline.trace.forms import Form
-from sightline.trace.index import Frame, Index, Op
-from sightline.trace.live_events import LiveCallEvent, LiveOpEvent, SourceFrame
-from sightline.trace.not_recorded import notes
-from sightline.trace.source_files import indent_of
-from sightline.trace.user_frames import first_user_index
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.source_chain import shared_lines
 

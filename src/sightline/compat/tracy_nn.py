@@ -26,13 +26,13 @@ import torch
 
 from sightline.api import Trace
 from sightline.compat import FUSED_HINT
+from sightline.data.file_owners import inside_torch, torch_file
+from sightline.data.forms import SLOT, Record, Symbol
+from sightline.data.live_events import LiveCallEvent, LiveOpEvent
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import UsageError
 from sightline.recording.native.engine import resolve_engine
 from sightline.recording.recorder import Recorder, RecordingOptions, check_model
-from sightline.trace.data import TensorMeta
-from sightline.trace.file_owners import inside_torch, torch_file
-from sightline.trace.forms import SLOT, Record, Symbol
-from sightline.trace.live_events import LiveCallEvent, LiveOpEvent
 from sightline.views.live import LiveLog, LogWatcher
 from sightline.views.log_blocks import OK, BlockStyle, LogModule, LogOp, Part, tensor_block_text
 from sightline.views.rendering import Printer

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from sightline.analysis.lifetimes import Lifetimes, lifetimes
 from sightline.analysis.row_groups import flat_positions
-from sightline.trace import data as d
-from sightline.trace.index import Index
+from sightline.data import trace_data as d
+from sightline.data.index import Index
 
 #: Objects by id, and None at the end, where -1 looks.
 Objects = NDArray[np.object_]

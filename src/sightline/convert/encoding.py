@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sightline.trace.forms import map_leaves
+from sightline.data.forms import map_leaves
 from sightline.views.rendering import printable
 
 LONGEST_BYTES: Final = 4 << 20  #: of a text, where a length is limited

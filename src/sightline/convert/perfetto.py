@@ -36,15 +36,15 @@ from sightline.convert.timeline import (
     phases,
     steps,
 )
+from sightline.data import trace_data as d
+from sightline.data.device_time import device_name
+from sightline.data.index import Index
+from sightline.data.trace_data import TraceData
 from sightline.notation import position_text
 from sightline.ranks.collective_waits import Waiting
 from sightline.ranks.desync import GroupTable
 from sightline.ranks.merge import Run
-from sightline.trace import data as d
-from sightline.trace.bundle import load
-from sightline.trace.data import TraceData
-from sightline.trace.device_time import device_name
-from sightline.trace.index import Index
+from sightline.store import load
 
 Progress = Callable[[int, int], None]
 

@@ -20,8 +20,8 @@ from sightline.convert.context import TableContext
 from sightline.convert.encoding import LONGEST_BYTES, storable
 from sightline.convert.table_columns import Table
 from sightline.convert.tables import ALIASES, TABLES
+from sightline.data.index import Index
 from sightline.errors import UsageError
-from sightline.trace.index import Index
 
 #: Every table by every name a query can use for it.
 TABLES_BY_NAME: Final[dict[str, Table]] = TABLES | {alias: TABLES[name] for alias, name in ALIASES.items()}

@@ -13,8 +13,8 @@ from sightline.convert.atomic_files import atomic_folder, atomic_path, atomic_te
 from sightline.convert.context import TableContext
 from sightline.convert.encoding import csv_cell, json_text, storable
 from sightline.convert.table_columns import Table
+from sightline.data.index import Index
 from sightline.errors import UsageError
-from sightline.trace.index import Index
 
 #: Called with the number of rows that were written since the last call.
 Progress = Callable[[int], None]

@@ -26,9 +26,9 @@ from sightline.convert.table_columns import (
     row_id,
     tensor_lists,
 )
+from sightline.data import trace_data as d
+from sightline.data.device_time import device_name
 from sightline.schema.columns import ABOUT
-from sightline.trace import data as d
-from sightline.trace.device_time import device_name
 
 Array = NDArray[Any]
 _INT: Final = "integer"

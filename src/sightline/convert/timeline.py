@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.lifetimes import LONGEST, clock
-from sightline.trace.data import I8, I32, I64, LEVELS, PHASES, StepInfo, TraceData
+from sightline.data.trace_data import I8, I32, I64, LEVELS, PHASES, StepInfo, TraceData
 
 CALL, API, ATEN = range(3)  #: kinds of slices, in the order of those that begin at once
 _PASSES: Final = 64  #: levels of nesting through which an end is passed up

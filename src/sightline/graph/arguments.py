@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Final
 
+from sightline.data.forms import SLOT, Form, Record, Symbol
 from sightline.graph.graph import Ref
 from sightline.graph.node_names import base_name
-from sightline.trace.forms import SLOT, Form, Record, Symbol
 
 REQUIRED: Final = object()  #: in place of a default: the argument has none
 _MAX_DEFAULT: Final = 200  #: characters of a default, which may come from a file

@@ -16,12 +16,12 @@ from math import gcd
 from typing import Any
 
 from sightline.argument_checks import argument_text
+from sightline.data.forms import map_leaves
 from sightline.errors import UsageError
 from sightline.graph.fold import loop_key, strict_key
 from sightline.graph.graph import Edge, Graph, Node, Ref, replace_refs
 from sightline.graph.module_scopes import ScopeTree, scope_tree
 from sightline.graph.node_names import UniqueNames
-from sightline.trace.forms import map_leaves
 
 _SOURCES = ("parameter", "buffer", "constant")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sightline.trace.data import MUTATES, PHASES, RAISED
-from sightline.trace.index import Index
+from sightline.data.index import Index
+from sightline.data.trace_data import MUTATES, PHASES, RAISED
 
 _NUMBERED = re.compile(r"_\d+$")
 _STATISTICS = ("min", "max", "mean", "std", "l2", "zeros", "nans", "infs")

@@ -18,12 +18,12 @@ from typing import Any, Final
 from sightline.analysis.fold import Node as Folded
 from sightline.analysis.fold import Repeat, first_of, length_of
 from sightline.analysis.fold import fold as fold_sequence
+from sightline.data.forms import Elided, Record, Symbol
+from sightline.data.trace_data import TensorMeta
 from sightline.graph.graph import Edge, Graph, Node, Ref, gc_paused, map_refs
 from sightline.graph.module_scopes import scope_tree
 from sightline.graph.node_names import base_name
 from sightline.notation import tensor_text
-from sightline.trace.data import TensorMeta
-from sightline.trace.forms import Elided, Record, Symbol
 
 _DIGITS = re.compile(r"\d+")
 _SUMMED = ("duration", "flops", "collapsed", "parameters")

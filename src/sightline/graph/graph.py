@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from sightline.argument_checks import argument_text, check_arguments
+from sightline.data.forms import map_leaves
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import NoSuchNode
 from sightline.text_encoding import for_output
-from sightline.trace.data import TensorMeta
-from sightline.trace.forms import map_leaves
 
 if TYPE_CHECKING:
     import os

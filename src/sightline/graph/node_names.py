@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from sightline.data.op_groups import OPERATOR_WORDS
 from sightline.patterns import bare_name
-from sightline.trace.op_groups import OPERATOR_WORDS
 
 _NON_WORD = re.compile(r"\W+", re.ASCII)
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sightline.argument_checks import argument_text
+from sightline.data.forms import Symbol
+from sightline.data.op_groups import WHOLE_VIEWS
 from sightline.errors import UsageError
 from sightline.graph.graph import Edge, Graph, Node, Ref, replace_refs
 from sightline.graph.node_names import base_name
 from sightline.patterns import choices_text
-from sightline.trace.forms import Symbol
-from sightline.trace.op_groups import WHOLE_VIEWS
 
 PRUNABLE: Final = ("views", "parameters", "constants", "leaves")
 #: Ops that return the same elements in another shape, type or order.

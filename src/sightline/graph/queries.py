@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import InvalidGraph, NothingMatched, UsageError
 from sightline.graph.graph import NODE_KINDS, Edge, Graph, Node, Ref, replace_refs
 from sightline.graph.node_names import UniqueNames
 from sightline.patterns import PathPattern, choices_text, did_you_mean, op_matches, segments_of
-from sightline.trace.data import TensorMeta
 
 if TYPE_CHECKING:
     import networkx as nx

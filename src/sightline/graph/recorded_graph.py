@@ -12,14 +12,14 @@ import numpy as np
 
 from sightline.analysis.producers import written_calls
 from sightline.analysis.select import SHOWS_ALL, ModelPart, model_part
+from sightline.data.index import Index
+from sightline.data.trace_data import FLAVOURS, I64, KINDS, LEVELS, PHASES, TensorMeta
 from sightline.errors import UsageError
 from sightline.graph.arguments import Arguments, call_arguments, op_arguments
 from sightline.graph.context import GraphContext
 from sightline.graph.graph import Edge, Graph, Node, Ref, gc_paused
 from sightline.graph.node_names import UniqueNames, base_name, full_name, op_name
 from sightline.patterns import choices_text
-from sightline.trace.data import FLAVOURS, I64, KINDS, LEVELS, PHASES, TensorMeta
-from sightline.trace.index import Index
 
 API, ATEN = LEVELS.index("api"), LEVELS.index("aten")
 _OPAQUE: Final = FLAVOURS.index("opaque")

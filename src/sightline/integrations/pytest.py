@@ -69,7 +69,7 @@ class TestRecorder:
 
     def _start(self, item: pytest.Function) -> trace | None:
         from sightline.process_rank import path_of_rank
-        from sightline.trace.bundle.paths import remove_recording
+        from sightline.store.paths import remove_recording
         from sightline.tracing import trace
 
         path = path_of_rank(self._folder / f"{_file_name(item.nodeid)}.sight")
@@ -107,7 +107,7 @@ class TestRecorder:
         return report
 
     def _remove(self, path: Path) -> None:
-        from sightline.trace.bundle.paths import remove_recording
+        from sightline.store.paths import remove_recording
 
         remove_recording(path)
         with suppress(OSError):
@@ -121,7 +121,7 @@ def _show_command(path: Path) -> str:
 
 def _file_name(test: str) -> str:
     """A unique file name for a test: ``tests~test_net.py.test_forward``."""
-    from sightline.trace.shards.file_names import file_name
+    from sightline.store.shards.file_names import file_name
 
     plain = test.replace("::", ".")
     name = file_name(plain, "")

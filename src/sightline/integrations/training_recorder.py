@@ -1,6 +1,6 @@
 """Records the chosen steps of a training, for the callbacks of all trainers.
 
-A callback reports when a step begins and ends; everything else is here. `sightline.trace` runs only between
+A callback reports when a step begins and ends; everything else is here. `sightline.data` runs only between
 the first and the last chosen step.
 """
 
@@ -19,7 +19,7 @@ from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.markers import step
 from sightline.options import Check, step_range
-from sightline.trace.bundle.paths import free_path, remove_recording
+from sightline.store.paths import free_path, remove_recording
 from sightline.tracing import trace
 
 #: Options of `trace` that a callback sets itself.

@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sightline.analysis.tensor_drawing import Cells, as_float64, finite_sample, histogram
+from sightline.data.dtypes import nbytes_of
+from sightline.data.tensors import CapturedTensor
+from sightline.data.trace_data import CaptureInfo, TraceData
 from sightline.errors import SightlineError
 from sightline.page.kept_rows import Kept
 from sightline.page.sections import Sections, Strings
-from sightline.trace.data import CaptureInfo, TraceData
-from sightline.trace.dtypes import nbytes_of
-from sightline.trace.tensors import CapturedTensor
 
 MOST_TENSORS: Final = 400  #: drawn on a page; the rest of a recording are left out, and it says so
 _MOST_BYTES: Final = 64 << 20  #: of one tensor

@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from sightline.compare.comparison import Comparison, ModuleRow
+from sightline.compare.divergence import Divergence
+from sightline.compare.side import OpLabel, Side
+from sightline.compare.values import State
 from sightline.convert.context import TableContext
-from sightline.diff.comparison import Comparison, ModuleRow
-from sightline.diff.divergence import Divergence
-from sightline.diff.side import OpLabel, Side
-from sightline.diff.values import State
 from sightline.page.sections import Sections
 from sightline.views.diff import error_text
 

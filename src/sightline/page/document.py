@@ -16,14 +16,14 @@ import os
 from importlib.resources import files
 from typing import Final
 
+from sightline.compare.comparison import Comparison
 from sightline.convert.atomic_files import atomic_path
-from sightline.diff.comparison import Comparison
+from sightline.data.index import Index
 from sightline.errors import UsageError
 from sightline.page.comparison import comparison_payload
 from sightline.page.payload import payload
 from sightline.page.ranks import rank_blocks
 from sightline.ranks.merge import Run
-from sightline.trace.index import Index
 
 #: What is said where the package has no viewer: a source checkout in which it was not built.
 NO_VIEWER: Final = (

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.row_groups import flat_positions
+from sightline.data.trace_data import I32, I64, TraceData
 from sightline.page.tree import CALL, GROUP, OP, Tree
-from sightline.trace.data import I32, I64, TraceData
 
 Bools = NDArray[np.bool_]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from sightline._version import __version__
 from sightline.analysis.memory import usage_of
+from sightline.analysis.op_text import argument_names, short_name
 from sightline.analysis.problems import find, not_looked_at
 from sightline.analysis.problems.problem import Problem
 from sightline.analysis.row_groups import flat_positions
@@ -21,17 +22,16 @@ from sightline.analysis.select import model_part
 from sightline.analysis.value_names import value_names
 from sightline.convert.context import TableContext
 from sightline.convert.timeline import CALL, Slices, device_slices, host_slices, phases
+from sightline.data.device_time import device_name
+from sightline.data.index import Index
+from sightline.data.rows import Op
+from sightline.data.trace_data import FLAVOURS, I32, KINDS, LEVELS, PHASES, ParameterInfo, TraceData
 from sightline.graph.graph import gc_paused
 from sightline.page.captures import MOST_TENSORS, add_captures
 from sightline.page.kept_rows import Kept, KeptRows
 from sightline.page.sections import Sections, Strings
 from sightline.page.source_tables import character_columns, file_rows, user_stack
 from sightline.page.tree import OP, ROW_KINDS, Tree, tree_of
-from sightline.trace.data import FLAVOURS, I32, KINDS, LEVELS, PHASES, ParameterInfo, TraceData
-from sightline.trace.device_time import device_name
-from sightline.trace.index import Index
-from sightline.trace.op_text import argument_names, short_name
-from sightline.trace.rows import Op
 from sightline.views.problems import SURE
 
 #: A page of a recording with more ops holds the folded run: of what repeats, the first.

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sightline.analysis.problems.problem import Problem
+from sightline.data.index import Index
 from sightline.page.kept_rows import Kept
 from sightline.page.payload import MOST_OPS, packed_recording, problem_row
 from sightline.page.sections import Sections
@@ -23,8 +24,7 @@ from sightline.ranks.merge import Run
 from sightline.ranks.overview import rank_problems, ranks_overview
 from sightline.ranks.rank_ends import whereabouts
 from sightline.ranks.record import RankRecord
-from sightline.trace.bundle import load
-from sightline.trace.index import Index
+from sightline.store import load
 from sightline.views.problems import problem_lines
 from sightline.views.rendering import Block, Cell, Line, Span, printable
 

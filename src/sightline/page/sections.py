@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.trace.data import I32
+from sightline.data.trace_data import I32
 
 FORMAT: Final = 1  #: the viewer refuses another one
 _INTEGERS: Final = ((np.int8, "i1"), (np.int16, "i2"), (np.int32, "i4"))

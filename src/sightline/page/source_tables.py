@@ -9,10 +9,10 @@ import numpy as np
 from sightline.analysis.line_costs import LineRecord, tally_lines
 from sightline.analysis.select import Selection
 from sightline.convert.context import TableContext
+from sightline.data.file_owners import installed_file, torch_file
+from sightline.data.source_files import SourceFiles
+from sightline.data.trace_data import I32, PHASES, TraceData
 from sightline.notation import short_path, times_text
-from sightline.trace.data import I32, PHASES, TraceData
-from sightline.trace.file_owners import installed_file, torch_file
-from sightline.trace.source_files import SourceFiles
 from sightline.views.code import chosen_level
 from sightline.views.source import shown_lines
 

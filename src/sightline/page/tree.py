@@ -19,8 +19,8 @@ from sightline.analysis.fold import Repeat, Variation, fold, length_of
 from sightline.analysis.producers import written_calls
 from sightline.analysis.select import model_part
 from sightline.convert.context import TableContext
+from sightline.data.trace_data import I32, I64, PHASES, TraceData
 from sightline.notation import position_text
-from sightline.trace.data import I32, I64, PHASES, TraceData
 
 STEP, PHASE, CALL, LINE, OP, GROUP, ROUND, ASIDE = range(8)
 #: What each row is; the viewer reads the words.

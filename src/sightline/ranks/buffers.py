@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sightline.analysis.problems.problem import Confidence, Problem, Severity
+from sightline.data.forms import SLOT
+from sightline.data.index import Index
+from sightline.data.trace_data import EVALUATION, I32, I64, KINDS, TRAINING, TraceData
+from sightline.data.training_steps import innermost_steps
 from sightline.ranks.collectives import kind_of
 from sightline.ranks.folder import ranks_text
-from sightline.trace.data import EVALUATION, I32, I64, KINDS, TRAINING, TraceData
-from sightline.trace.forms import SLOT
-from sightline.trace.index import Index
-from sightline.trace.training_steps import innermost_steps
 
 if TYPE_CHECKING:
     from sightline.ranks.merge import Run

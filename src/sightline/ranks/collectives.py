@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.trace.data import I64, TraceData
-from sightline.trace.forms import SLOT, Form, Symbol, leaves
+from sightline.data.forms import SLOT, Form, Symbol, leaves
+from sightline.data.trace_data import I64, TraceData
 
 _NAMESPACES: Final = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
 #: What an op's name begins with, after its namespace and a leading underscore, and its kind.

@@ -20,7 +20,7 @@ from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.rank_ends import whereabouts
 from sightline.ranks.record import GroupCalls, RankRecord
-from sightline.trace.bundle import load
+from sightline.store import load
 
 ENDED, BEFORE = -1, -2  #: instead of a signature: after the last call of a rank, before the first one kept
 _WHY_DIFFERENT: Final = (

@@ -12,11 +12,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.data.index import Index
+from sightline.data.trace_data import (
+    EVALUATION,
+    I32,
+    I64,
+    KINDS,
+    OPTIMIZER_STEP,
+    PHASES,
+    TRAINING,
+    U64,
+    TraceData,
+)
 from sightline.ranks.buffers import Buffers, buffers_of
 from sightline.ranks.collectives import REPLICATED, Collectives
 from sightline.ranks.reduced_gradients import Reduction, reduced_gradients
-from sightline.trace.data import EVALUATION, I32, I64, KINDS, OPTIMIZER_STEP, PHASES, TRAINING, U64, TraceData
-from sightline.trace.index import Index
 
 _PARAMETER: Final = KINDS.index("parameter")
 _FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")

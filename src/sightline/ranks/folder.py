@@ -10,16 +10,16 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from sightline.data.validate import Report, validate
 from sightline.errors import DamagedFile, SightlineError, UsageError
-from sightline.trace.bundle import load, save
-from sightline.trace.bundle.paths import (
+from sightline.store import load, save
+from sightline.store.paths import (
     STACKS,
     holds_recording,
     make_job_folder,
     refuse_as_job,
     remove_recording,
 )
-from sightline.trace.validate import Report, validate
 
 T = TypeVar("T")
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from sightline.analysis.problems import FIRST, Problem, Severity, find
+from sightline.data.index import Index
+from sightline.data.trace_data import TraceData
 from sightline.errors import SightlineError, UsageError
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.rank_ends import error_text, is_consequence
 from sightline.ranks.record import RankRecord
-from sightline.trace.bundle import load
-from sightline.trace.data import TraceData
-from sightline.trace.index import Index
+from sightline.store import load
 from sightline.views.problems import matching_paths
 
 _LONG: Final = 300  #: characters of an exception; the others may have as many

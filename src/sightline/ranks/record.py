@@ -16,13 +16,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.data.index import Index
+from sightline.data.trace_data import I32, I64, TraceData
 from sightline.ranks.collectives import Collective, Collectives, kind_of, released
 from sightline.ranks.fingerprints import Fingerprints, fingerprints_of
-from sightline.trace.bundle import load
-from sightline.trace.bundle.paths import STACKS
-from sightline.trace.bundle.repair import is_being_recorded
-from sightline.trace.data import I32, I64, TraceData
-from sightline.trace.index import Index
+from sightline.store import load
+from sightline.store.paths import STACKS
+from sightline.store.repair import is_being_recorded
 
 _MOST_STACKS: Final = 1 << 20  #: bytes that are read of a file of stacks
 _STACK_LINE: Final = re.compile(r'  File "([^"]+)", line (\d+) in (.+)')

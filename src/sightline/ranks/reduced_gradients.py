@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from sightline.data.trace_data import I32, KINDS, TraceData
 from sightline.ranks.collectives import Collective, Collectives, kind_of
-from sightline.trace.data import I32, KINDS, TraceData
 
 _PARAMETER: Final = KINDS.index("parameter")
 _GRADIENT: Final = ".grad"

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.problems.problem import Confidence, Problem, Severity
+from sightline.data.index import Index
+from sightline.data.trace_data import TraceData
 from sightline.errors import SightlineError
 from sightline.notation import time_text
 from sightline.ranks.collective_waits import Waiting
@@ -23,9 +25,7 @@ from sightline.ranks.collectives import Collectives, released
 from sightline.ranks.desync import GroupTable
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.record import RankRecord, waited_time
-from sightline.trace.bundle import load
-from sightline.trace.data import TraceData
-from sightline.trace.index import Index
+from sightline.store import load
 
 _CHANCE: Final = 0.01  #: that one of the ranks is last so often, if each is last as often as the others
 _MOSTLY: Final = 0.75  #: of the late arrivals that it has to be the last at, and that a cause has to show in

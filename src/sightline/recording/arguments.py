@@ -13,11 +13,11 @@ from typing import Any, Final
 import torch
 import torch.utils._pytree as pytree
 
+from sightline.data.forms import SLOT, Elided, Form, Record, Symbol
 from sightline.recording.atomic import append_numbered
 from sightline.recording.distributed import object_symbol
 from sightline.recording.tensor_registry import PLAIN_TENSORS, TensorRegistry
 from sightline.recording.torchapi import Tensor
-from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
 #: How an argument of a type is treated.
 _TENSOR, _PLAIN, _SEQUENCE, _OTHER = range(1, 5)

@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 
 from sightline import markers
 from sightline.argument_checks import argument_text
+from sightline.data.trace_data import PHASES, Bytes, CaptureInfo, Store
 from sightline.errors import CaptureError, DamagedFile, UsageError
 from sightline.options import Capture
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer, SpiedTensor
@@ -28,12 +29,11 @@ from sightline.recording.torchapi import (
     in_backward,
     unobserved,
 )
+from sightline.store.shards.direct_file import PAGE
+from sightline.store.shards.file_names import file_name
+from sightline.store.shards.stores import MemoryStore, ShardStore
+from sightline.store.shards.writer import DIRECT_BYTES, ShardWriter
 from sightline.tensor_memory import has_memory
-from sightline.trace.data import PHASES, CaptureInfo
-from sightline.trace.shards.direct_file import PAGE
-from sightline.trace.shards.file_names import file_name
-from sightline.trace.shards.stores import Bytes, MemoryStore, ShardStore, Store
-from sightline.trace.shards.writer import DIRECT_BYTES, ShardWriter
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch.autograd import profiler
 
+from sightline.data.arrays import EMPTY, IntArray
+from sightline.data.trace_data import WORK_KINDS
 from sightline.errors import UsageError
 from sightline.recording.torchapi import DeviceType, disable_profiler, profiler_enabled
-from sightline.trace.assembly.arrays import EMPTY, IntArray
-from sightline.trace.data import WORK_KINDS
 
 _OWN: Final = "sightline_"  # prefix of the kernels that measure tensors
 _KERNEL, _COPY, _FILL = range(len(WORK_KINDS))

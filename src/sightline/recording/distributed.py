@@ -20,11 +20,11 @@ from weakref import ref
 
 import torch
 
+from sightline.data.file_owners import python_file, torch_file
+from sightline.data.forms import Symbol
 from sightline.process_rank import this_rank
 from sightline.recording.torchapi import without_modes
-from sightline.trace.bundle.paths import STACKS
-from sightline.trace.file_owners import python_file, torch_file
-from sightline.trace.forms import Symbol
+from sightline.store.paths import STACKS
 
 # -- process groups, as ``torch.distributed`` knows them -----------------------------------------------------
 #

@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from sightline.assemble.batch import FlopsOf
+from sightline.data.forms import SLOT, Form, Record, Symbol
+from sightline.data.trace_data import UNCOUNTED, TensorMeta
 from sightline.recording.flop_formulas import FORMULAS, multiplies
 from sightline.recording.operations import OPAQUE, OpInfo, is_composite
 from sightline.recording.torchapi import DISPATCH_MODES, OpOverload, without_modes
-from sightline.trace.assembly.batch import FlopsOf
-from sightline.trace.data import UNCOUNTED, TensorMeta
-from sightline.trace.forms import SLOT, Form, Record, Symbol
 
 
 def flops_of(infos: list[OpInfo], metas: list[TensorMeta], forms: list[Form]) -> FlopsOf:

@@ -15,6 +15,7 @@ from weakref import ref
 import torch
 from torch.nn import Embedding, Linear
 
+from sightline.data.trace_data import KIND, ModuleInfo, ParameterInfo
 from sightline.recording.tensor_registry import TensorRegistry
 from sightline.recording.torchapi import (
     Module,
@@ -24,7 +25,6 @@ from sightline.recording.torchapi import (
     unobserved,
 )
 from sightline.tensor_memory import has_memory
-from sightline.trace.data import KIND, ModuleInfo, ParameterInfo
 
 _MAX_EXTRA: Final = 500
 

@@ -23,6 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sightline.data.index import Index
+from sightline.data.nonfinite_rule import INF, NAN, argument_states, new_states
+from sightline.data.trace_data import TraceData
 from sightline.errors import NonFiniteError
 from sightline.options import Check
 from sightline.patterns import PathPattern, op_matches, segments_of
@@ -38,16 +41,11 @@ from sightline.recording.statistics.observer import (
     rewritten_storages,
 )
 from sightline.recording.torchapi import Tensor, storage_address
-from sightline.trace.data import TraceData
-from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
 
 _TRACING: Final = "sightline.tracing"
-
-#: The text of the first fault of a recording, or None if there is no fault that is not allowed.
-NonFiniteReport = Callable[[TraceData, Check], str | None]
 
 
 class NonFiniteChecker(Observer):
@@ -55,11 +53,10 @@ class NonFiniteChecker(Observer):
 
     def __init__(
         self, session: SessionBase, options: Check, statistics: StatisticsObserver | None,
-        report: NonFiniteReport, build: Callable[[SessionBase], TraceData],
+        build: Callable[[SessionBase], TraceData],
     ) -> None:  # fmt: skip
         self._session = session
         self._options = options
-        self._report = report
         self._build = build
         self._paths = [PathPattern(glob) for glob in options.allow or ()]
         self._statistics = statistics
@@ -288,12 +285,14 @@ class NonFiniteChecker(Observer):
 
     def _check_recording(self) -> None:
         """Report the first fault in the recording so far, if there is one; waits for the device."""
-        text = self._report(self._build(self._session), self._options)
-        if text is not None:
+        from sightline.analysis.nonfinite import first_nonfinite
+
+        fault = first_nonfinite(Index(self._build(self._session)), allow=self._options.allow or ())
+        if fault is not None:
             self._reported = True
             self.buffer.stop_reporting()
             if self._options.on == "raise":
-                raise NonFiniteError(text)
+                raise NonFiniteError(fault.text())
 
     def check_at_end(self) -> None:
         """At the end of the block: report a fault that no checkpoint has seen."""

@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from sightline.data.file_owners import cell_name
+from sightline.data.forms import Form
+from sightline.data.live_events import LiveCallEvent, LiveOpEvent, SourceFrame, Watcher
+from sightline.data.not_recorded import compiled_note, other_threads_note
+from sightline.data.source_files import indent_of
+from sightline.data.trace_data import FLAVOURS, PHASES, TensorMeta
+from sightline.data.user_frames import engine_callback_index
 from sightline.recording.arguments import form_of
 from sightline.recording.session_base import SessionBase
 from sightline.recording.source_positions import operator_names
 from sightline.recording.torchapi import no_torch_function, sequence_number, unobserved
 from sightline.schema.tables import BACKWARD
-from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
-from sightline.trace.file_owners import cell_name
-from sightline.trace.forms import Form
-from sightline.trace.live_events import LiveCallEvent, LiveOpEvent, SourceFrame, Watcher
-from sightline.trace.not_recorded import compiled_note, other_threads_note
-from sightline.trace.source_files import indent_of
-from sightline.trace.user_frames import engine_callback_index
 
 if TYPE_CHECKING:
+    from sightline.data.forms import Form
     from sightline.recording.operations import OpInfo
     from sightline.recording.session_base import SessionBase
-    from sightline.trace.forms import Form
 
 
 @dataclass(slots=True)

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import torch
 
+from sightline.data.op_groups import REFLECTED_OPERATORS, UNINITIALIZED
 from sightline.recording.atomic import append_numbered
 from sightline.recording.torchapi import COMPOSITE, OpOverload, Tensor, has_kernel
-from sightline.trace.op_groups import REFLECTED_OPERATORS, UNINITIALIZED
 
 FUNCTION, METHOD, OPERATOR, PROPERTY, OP, OPAQUE = range(6)  # positions in data.FLAVOURS
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from sightline.data.file_owners import cell_name, torch_file
+from sightline.data.trace_data import FROM_CPP, FROM_PYTHON, FROM_TORCH
 from sightline.recording.training_log import caller_location
-from sightline.trace.data import FROM_CPP, FROM_PYTHON, FROM_TORCH
-from sightline.trace.file_owners import cell_name, torch_file
 
 _MAX_WARNINGS: Final = 100  #: different ones
 _MAX_TEXT: Final = 600

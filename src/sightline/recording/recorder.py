@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 
+from sightline.data.index import Index
+from sightline.data.live_events import Watcher
 from sightline.errors import NonFiniteError, UsageError
+from sightline.explain.failure import explain_failure
 from sightline.markers import current_step
 from sightline.options import Capture, Check, Stats
 from sightline.process_rank import this_rank
@@ -24,10 +27,16 @@ from sightline.recording.atomic import store_atomically
 from sightline.recording.captures import CaptureObserver
 from sightline.recording.cuda_devices import DeviceTimer
 from sightline.recording.distributed import StackDump
-from sightline.recording.exception_notes import exception_text, explain, fault_text, leave_out_own_frames
+from sightline.recording.failures import (
+    add_note,
+    exception_text,
+    failure_of,
+    fault_text,
+    leave_out_own_frames,
+)
 from sightline.recording.modules import original
 from sightline.recording.native.engine import choose_engine, load, warn_of_fallback
-from sightline.recording.nonfinite_check import NonFiniteChecker, NonFiniteReport
+from sightline.recording.nonfinite_check import NonFiniteChecker
 from sightline.recording.observers import LiveObserver, Observer, Observers
 from sightline.recording.plain import hooks as plain_hooks
 from sightline.recording.plain.session import Session
@@ -39,11 +48,9 @@ from sightline.recording.step_marks import note_step
 from sightline.recording.streaming.journal_file import claim, unclaim
 from sightline.recording.streaming.writer import GRACE_SECONDS, StreamWriter
 from sightline.recording.torchapi import Module, compiler, without_modes
-from sightline.trace.bundle.paths import remove_if_empty
-from sightline.trace.bundle.reader import LoadedTrace
-from sightline.trace.bundle.writer import amend_info
-from sightline.trace.index import Index
-from sightline.trace.live_events import Watcher
+from sightline.store.paths import remove_if_empty
+from sightline.store.reader import LoadedTrace
+from sightline.store.writer import amend_info
 
 # At import, when all modules it marks are loaded, since it takes milliseconds: a start must not.
 hide_own_frames()
@@ -79,7 +86,6 @@ class RecordingOptions:
     watcher: Watcher | None = None
     stats: Stats | None = None
     check: Check | None = None
-    report: NonFiniteReport = lambda data, check: None  #: the text of the first fault that `check` finds
     capture: Capture | None = None
     folder: Path | None = None  #: of ``path=``
     last: int | None = None
@@ -241,9 +247,7 @@ class Recorder:
             session.statistics = StatisticsObserver(session, options.stats)
             observers.append(session.statistics)
         if options.check is not None:  # after the statistics, which it uses
-            session.check = NonFiniteChecker(
-                session, options.check, session.statistics, options.report, build
-            )
+            session.check = NonFiniteChecker(session, options.check, session.statistics, build)
             observers.append(session.check)
         if observers:
             session.observer = Observers(session, observers)
@@ -347,9 +351,12 @@ class Recorder:
 
     def _explain(self, session: SessionBase, error: BaseException) -> None:
         """Add a note to an exception, and the note to the recording."""
-        info = self.index().raw.info
-        explanation = explain(session, self.index().raw, error)
-        info.update(explanation)
+        index = self.index()
+        index.raw.info["exception"] = session.exception
+        explanation = explain_failure(index, failure_of(session, error))
+        if explanation["note"]:
+            add_note(error, explanation["note"])
+        index.raw.info.update(explanation)
         if session.stream_writer is not None and self._options.folder is not None:
             amend_info(self._options.folder, explanation)
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
+from sightline.assemble.batch import StepMark
+from sightline.data.arrays import IntArray
+from sightline.data.trace_data import KIND, ModuleInfo
 from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments
 from sightline.recording.cuda_devices import (
@@ -20,7 +23,7 @@ from sightline.recording.cuda_devices import (
 )
 from sightline.recording.distributed import WaitLog
 from sightline.recording.event_gate import EventGate
-from sightline.recording.exception_notes import comes_from_a_signal, fault_text
+from sightline.recording.failures import comes_from_a_signal, fault_text
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
 from sightline.recording.program_warnings import WarningLog
@@ -30,10 +33,7 @@ from sightline.recording.statistics.device import DeviceStatistics
 from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT, TensorRegistry
 from sightline.recording.torchapi import Tensor, in_backward, sequence_number
 from sightline.recording.training_log import TrainingLog
-from sightline.trace.assembly.arrays import IntArray
-from sightline.trace.assembly.batch import StepMark
-from sightline.trace.data import KIND, ModuleInfo
-from sightline.trace.shards.shard_file import Checksum
+from sightline.store.shards.shard_file import Checksum
 
 if TYPE_CHECKING:
     from sightline.recording.captures import CaptureObserver
@@ -67,7 +67,7 @@ class HandlerOverhead:
 
 
 class SessionBase:
-    """The mutable state behind one `sightline.trace` that both engines share."""
+    """The mutable state behind one `sightline.data` that both engines share."""
 
     engine: ClassVar = "python"
     modules: Modules

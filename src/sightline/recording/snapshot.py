@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sightline.assemble.batch import LateRows, Operation, Tables
+from sightline.assemble.memory_sink import assemble
+from sightline.data.trace_data import TraceData
 from sightline.process_rank import job_digest, this_rank
 from sightline.recording.distributed import groups_since
 from sightline.recording.flops import flops_of, has_formula, needs_formula
 from sightline.recording.operations import OpInfo, schemas_of
 from sightline.recording.source_positions import SourcePositions, operator_names
 from sightline.recording.streaming.batches import whole_batch
-from sightline.trace.assembly.batch import LateRows, Operation, Tables
-from sightline.trace.assembly.memory_sink import assemble
-from sightline.trace.data import TraceData
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase

@@ -14,10 +14,10 @@ from weakref import ref
 
 import torch
 
+from sightline.assemble.batch import SourcePosition
+from sightline.data.file_owners import cell_name
+from sightline.data.trace_data import CodeInfo, FileInfo
 from sightline.recording.stacks import StackTrie
-from sightline.trace.assembly.batch import SourcePosition
-from sightline.trace.data import CodeInfo, FileInfo
-from sightline.trace.file_owners import cell_name
 
 _Position = tuple[int | None, int | None, int | None, int | None]
 _NO_POSITION: Final = (None, None, None, None)

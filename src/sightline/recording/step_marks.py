@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.hooks import RemovableHandle
 
 from sightline import markers
+from sightline.assemble.batch import StepMark
+from sightline.data.trace_data import OPTIMIZER_STEP
 from sightline.recording.observers import SpiedTensor
 from sightline.recording.plain.thread_state import active, current_states
 from sightline.recording.program_warnings import WarningPatch
 from sightline.recording.tensor_registry import SwapPatch
 from sightline.recording.torchapi import no_torch_function, optimizer_hooks
 from sightline.recording.training_log import SchedulerPatch
-from sightline.trace.assembly.batch import StepMark
-from sightline.trace.data import OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase

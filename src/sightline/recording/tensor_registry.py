@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sightline.data.trace_data import KIND, TensorMeta
 from sightline.recording.distributed import placements_of
 from sightline.recording.torchapi import (
     Parameter,
@@ -20,7 +21,6 @@ from sightline.recording.torchapi import (
     is_functorch_wrapped,
     muted,
 )
-from sightline.trace.data import KIND, TensorMeta
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase

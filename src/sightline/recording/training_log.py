@@ -15,9 +15,9 @@ from weakref import ref
 
 import torch
 
+from sightline.data.file_owners import cell_name, installed_file, torch_file
 from sightline.recording.torchapi import Tensor, foreach_norm, unobserved
 from sightline.tensor_memory import has_memory
-from sightline.trace.file_owners import cell_name, installed_file, torch_file
 
 MAX_STEPS: Final = 256  #: the first ones are stored; all are counted
 _MAX_NORMS: Final = 10  #: steps 0, 1, 3, 7 … in which gradients are measured

@@ -27,13 +27,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sightline.data.forms import Form
+from sightline.data.table import Row, Table, linked_row, linked_rows
+from sightline.data.trace_data import TensorMeta
 from sightline.schema.tables import FLAVOURS, KINDS, LEVELS, PHASES
-from sightline.trace.data import TensorMeta
-from sightline.trace.forms import Form
-from sightline.trace.table import Row, Table, linked_row, linked_rows
 
 if TYPE_CHECKING:
-    from sightline.trace.rows import Frame, Module, ModuleCall, Op, Value
+    from sightline.data.rows import Frame, Module, ModuleCall, Op, Value
 '''
 
 

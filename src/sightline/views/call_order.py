@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sightline.analysis.select import Mask, Selection
+from sightline.data.not_recorded import notes
+from sightline.data.trace_data import NO_GRAD, PHASES, RAISED, UNFINISHED, TraceData
 from sightline.errors import UsageError
 from sightline.patterns import choices_text
-from sightline.trace.data import NO_GRAD, PHASES, RAISED, UNFINISHED, TraceData
-from sightline.trace.not_recorded import notes
 from sightline.views.rendering import Line, Span, View, line
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from sightline.analysis.fold import Node, Repeat, Variation, first_of, length_of
 from sightline.analysis.select import SHOWS_ALL, Selection, model_part
 from sightline.analysis.step_summaries import numbered_steps
 from sightline.analysis.value_names import value_names
+from sightline.data.index import Index
+from sightline.data.live_events import SourceFrame
+from sightline.data.not_recorded import other_threads
+from sightline.data.trace_data import I64, LEVELS, RAISED
 from sightline.errors import NothingMatched
-from sightline.trace.data import I64, LEVELS, RAISED
-from sightline.trace.index import Index
-from sightline.trace.live_events import SourceFrame
-from sightline.trace.not_recorded import other_threads
 from sightline.views.code_fold import CodeFold, OpWindow, SourceChains
 from sightline.views.rendering import Line, Span, View, line
 from sightline.views.source_chain import (

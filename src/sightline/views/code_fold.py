@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from sightline.analysis.fold import Node, Variation, Varying, fold_alike
 from sightline.analysis.row_groups import flat_positions
 from sightline.analysis.source_loops import Loop, header_text, loops_around
-from sightline.trace.data import I32, I64, PHASES, TraceData
-from sightline.trace.file_owners import torch_file
-from sightline.trace.live_events import SourceFrame
-from sightline.trace.source_files import indent_of
-from sightline.trace.user_frames import FrameChains, op_frames
+from sightline.data.file_owners import torch_file
+from sightline.data.live_events import SourceFrame
+from sightline.data.source_files import indent_of
+from sightline.data.trace_data import I32, I64, PHASES, TraceData
+from sightline.data.user_frames import FrameChains, op_frames
 from sightline.views.source_chain import NO_SOURCE
 
 Chain = tuple[SourceFrame, ...]

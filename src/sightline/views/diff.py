@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.diff.comparison import ModuleRow
-from sightline.diff.side import OpLabel, Side
-from sightline.diff.values import State
+from sightline.compare.comparison import ModuleRow
+from sightline.compare.side import OpLabel, Side
+from sightline.compare.values import State
 from sightline.notation import dtype_name, number_text
 from sightline.views.rendering import WIDTH, Block, Column, Line, Span, View, cut, cut_end, grid, line, width
 from sightline.views.table_layout import fit_blocks
 
 if TYPE_CHECKING:
-    from sightline.diff.divergence import Divergence
+    from sightline.compare.divergence import Divergence
+    from sightline.data.trace_data import TraceData
     from sightline.diff_api import Diff
-    from sightline.trace.data import TraceData
 
 
 _MARGIN: Final = 11

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, LineageStep, lineage_of
+from sightline.analysis.op_text import statistics_text
 from sightline.analysis.running_statistics import RunningStatistics
 from sightline.analysis.value_names import find_value
+from sightline.data.index import Frame, Index, Value
 from sightline.notation import position_text, value_text
-from sightline.trace.index import Frame, Index, Value
-from sightline.trace.op_text import statistics_text
 from sightline.views.rendering import WIDTH, Line, Span, View, cut, cut_end, line, printable, width
 from sightline.views.source_chain import PHASE_MARKS
 

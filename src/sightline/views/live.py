@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from sightline.trace.file_owners import torch_file
-from sightline.trace.forms import Form
-from sightline.trace.live_events import LiveCallEvent, LiveOpEvent, SourceFrame
-from sightline.trace.user_frames import first_user_index
+from sightline.data.file_owners import torch_file
+from sightline.data.forms import Form
+from sightline.data.live_events import LiveCallEvent, LiveOpEvent, SourceFrame
+from sightline.data.user_frames import first_user_index
 from sightline.views.log_blocks import OK, RAISED, BlockStyle, LogModule, LogOp
 from sightline.views.rendering import Line, Printer, line
 from sightline.views.source_chain import ChainWriter, entry_line, op_spans
@@ -69,8 +69,8 @@ class LiveCode:
 class LiveLog:
     """Prints module calls and operations as they happen.
 
-    >>> from sightline.trace.data import TensorMeta
-    >>> from sightline.trace.forms import ONE_TENSOR
+    >>> from sightline.data.trace_data import TensorMeta
+    >>> from sightline.data.forms import ONE_TENSOR
     >>> x = TensorMeta((2, 6), None, "float32", "cpu")
     >>> log = LiveLog()
     >>> call = LogModule("fc", "Linear", "in_features=6", 0, True, ONE_TENSOR, (x,), outputs=(x,))

@@ -16,9 +16,9 @@ import numpy as np
 
 from sightline.analysis.fold import Variation, sizes_text
 from sightline.analysis.select import SHOWS_ALL, Mask, ModelPart, Selection, model_part
+from sightline.data import trace_data as d
+from sightline.data.not_recorded import other_threads
 from sightline.errors import NothingMatched
-from sightline.trace import data as d
-from sightline.trace.not_recorded import other_threads
 from sightline.views.log_blocks import (
     OK,
     RAISED,

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
+from sightline.data.forms import ONE_TENSOR, SLOT, Form
+from sightline.data.op_groups import BINARY_OPERATORS, REFLECTED_OPERATORS
+from sightline.data.trace_data import TensorMeta
 from sightline.notation import MANY_ALIKE, constant_text, times_text
-from sightline.trace.data import TensorMeta
-from sightline.trace.forms import ONE_TENSOR, SLOT, Form
-from sightline.trace.op_groups import BINARY_OPERATORS, REFLECTED_OPERATORS
 from sightline.views.rendering import Line, Span, printable, width
 
 Tensors = Sequence[TensorMeta]

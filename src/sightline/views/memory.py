@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sightline.analysis.memory import MemoryUsage, PeakTensor, Share, usage_of
+from sightline.analysis.op_text import api_call_of, backward_suffix, short_name, with_location
+from sightline.data.trace_data import I64, PHASES
+from sightline.data.user_frames import user_frame
 from sightline.errors import NothingMatched
 from sightline.notation import bytes_text, time_text
-from sightline.trace.data import I64, PHASES
-from sightline.trace.op_text import api_call_of, backward_suffix, short_name, with_location
-from sightline.trace.user_frames import user_frame
 from sightline.views.rendering import WIDTH, Block, Cell, Column, Line, Span, View, fact_lines, grid, line
 from sightline.views.table_layout import fit_blocks
 

@@ -17,9 +17,9 @@ from sightline.analysis.nonfinite import (
 )
 from sightline.analysis.nonfinite_spread import Spread
 from sightline.analysis.unmatched_globs import measured_nothing
+from sightline.data.index import Index
 from sightline.notation import value_text
 from sightline.options import Globs
-from sightline.trace.index import Index
 from sightline.views.lineage import lineage_lines
 from sightline.views.rendering import WIDTH, Line, View, cut, line
 

@@ -31,12 +31,12 @@ from sightline.analysis.select import Mask
 from sightline.analysis.step_summaries import step_summaries
 from sightline.analysis.unmatched_globs import left_out_text, unmatched
 from sightline.analysis.value_names import root_names
+from sightline.data.device_time import DeviceSummary, device_summary
+from sightline.data.dtypes import nbytes_of
+from sightline.data.index import Index
+from sightline.data.not_recorded import other_threads
+from sightline.data.trace_data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.notation import bytes_text, count_text, time_text
-from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
-from sightline.trace.device_time import DeviceSummary, device_summary
-from sightline.trace.dtypes import nbytes_of
-from sightline.trace.index import Index
-from sightline.trace.not_recorded import other_threads
 from sightline.views.problems import severity_counts
 from sightline.views.rendering import (
     WIDTH,

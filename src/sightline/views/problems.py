@@ -16,9 +16,9 @@ from sightline.analysis.problems import (
     not_looked_at,
 )
 from sightline.argument_checks import argument_text
+from sightline.data.trace_data import ModuleInfo
 from sightline.errors import UsageError
 from sightline.patterns import did_you_mean, module_matches, no_module_matched
-from sightline.trace.data import ModuleInfo
 from sightline.views.rendering import WIDTH, Block, Line, Span, View, cut, line, printable
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from sightline.data.index import Index
+from sightline.data.trace_data import RAISED, TensorMeta, TraceData
 from sightline.notation import dtype_name, size_text
-from sightline.trace.data import RAISED, TensorMeta, TraceData
-from sightline.trace.index import Index
 from sightline.views.rendering import cut, width
 
 ARROW: Final = " → "

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final
 from sightline.analysis.line_costs import LineRecord, Lines, LineTally, tally_lines
 from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
+from sightline.data.file_owners import installed_file
+from sightline.data.source_files import syntax_tree
+from sightline.data.trace_data import PHASES, TraceData
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import short_path, time_text
 from sightline.patterns import did_you_mean
-from sightline.trace.data import PHASES, TraceData
-from sightline.trace.file_owners import installed_file
-from sightline.trace.source_files import syntax_tree
 from sightline.views.code import chosen_level
 from sightline.views.rendering import Line, Span, View, cut, cut_end, line
 from sightline.views.rendering import width as text_width

@@ -13,8 +13,8 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Final
 
+from sightline.data.live_events import SourceFrame
 from sightline.notation import position_text
-from sightline.trace.live_events import SourceFrame
 from sightline.views.rendering import Line, Span, printable, width
 
 ARROW: Final = "⬇️"

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Final
 
 from sightline.argument_checks import argument_text
+from sightline.data.trace_data import TraceData
 from sightline.errors import UsageError
 from sightline.notation import number_text
-from sightline.trace.data import TraceData
 from sightline.views.rendering import Span
 
 #: NaN is always a mistake; an infinity may be intended, as in a mask.

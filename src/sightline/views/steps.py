@@ -17,9 +17,9 @@ from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.training_loop_events import LoopRecord, RateCurve
 from sightline.analysis.step_summaries import StepSummary, backward_ops
 from sightline.analysis.value_names import root_names
+from sightline.data.index import Index
+from sightline.data.trace_data import I64, NO_GRAD, PHASES, StepInfo
 from sightline.notation import bytes_text, number_text, time_text
-from sightline.trace.data import I64, NO_GRAD, PHASES, StepInfo
-from sightline.trace.index import Index
 from sightline.views.rendering import Cell, Column, Grid, Line, Span, grid, line
 
 _MAX_ROWS: Final = 6  #: of the table, where all steps are alike

@@ -26,15 +26,15 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
+from sightline.analysis.held_memory import held_memory
 from sightline.analysis.module_tree import OUTSIDE, OwnOps, equal_scopes, own_ops
 from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
+from sightline.data.device_time import device_summary
+from sightline.data.trace_data import PHASES, TraceData
 from sightline.errors import UsageError
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import module_matches, no_module_matched
-from sightline.trace.data import PHASES, TraceData
-from sightline.trace.device_time import device_summary
-from sightline.trace.held_memory import held_memory
 from sightline.views.rendering import Block, Cell, Line, Span, View, fact_lines, line, printable
 from sightline.views.rendering import width as columns
 from sightline.views.shapes import Exchange, Exchanges, key

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import sightline as sl
-from sightline.trace.data import TraceData
+from sightline.data.trace_data import TraceData
 
 #: What recordings of two runs that do the same need not have in common.
 TIMES = {"start", "duration"}

@@ -17,7 +17,7 @@ import torch
 import sightline as sl
 from sightline.errors import CaptureError
 from tests.recording.engines import BOTH_ENGINES
-from tests.trace.bundle.bundles import all_views
+from tests.store.bundles import all_views
 
 
 @pytest.fixture

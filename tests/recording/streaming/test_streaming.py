@@ -23,7 +23,7 @@ import sightline as sl
 from sightline.errors import CaptureError, UsageError
 from sightline.recording.streaming import journal_file
 from sightline.recording.streaming import writer as stream_writer
-from sightline.trace.bundle.reader import LoadedTrace
+from sightline.store.reader import LoadedTrace
 from tests.recording.nets import Net
 from tests.recording.streaming.streams import (
     TIMES,

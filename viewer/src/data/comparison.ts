@@ -43,7 +43,7 @@ export type ModulePair = [string, string, string, string, number, number, number
 /** The kinds of rows, as `sightline/page/comparison.py` numbers them. */
 export const MODULE_ROW = 0, LINE_ROW = 1, OP_ROW = 2;
 
-/** How two results compare, as `State` in `sightline/diff/values.py` numbers it. */
+/** How two results compare, as `State` in `sightline/compare/values.py` numbers it. */
 export const STATES = ["unknown", "same", "close", "different"] as const;
 const DIFFERENT = 3;
 

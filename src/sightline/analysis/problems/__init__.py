@@ -28,9 +28,9 @@ from sightline.analysis.problems import (
 from sightline.analysis.problems.context import BACKWARD, ProblemContext
 from sightline.analysis.problems.problem import FIRST, Check, Confidence, Problem, Severity, merge_findings
 from sightline.analysis.problems.training_loop_events import LoopRecord
-from sightline.trace.data import FLAVOURS
-from sightline.trace.data import KINDS as VALUE_KINDS
-from sightline.trace.index import Index
+from sightline.data.index import Index
+from sightline.data.trace_data import FLAVOURS
+from sightline.data.trace_data import KINDS as VALUE_KINDS
 
 #: Every check; of two problems that are equally serious, the one of the earlier check is listed first.
 CHECKS: Final[tuple[Check, ...]] = (

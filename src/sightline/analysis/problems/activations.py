@@ -15,8 +15,8 @@ from sightline.analysis.problems.context import FORWARD, MATMULS, RANDOM, Mask, 
 from sightline.analysis.problems.losses import computed_by
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.weights import has_parameters
+from sightline.data.trace_data import KINDS, MUTATES
 from sightline.notation import number_text
-from sightline.trace.data import KINDS, MUTATES
 
 _MIN_ELEMENTS: Final = 32  #: fewer may be equal by chance
 _ACTIVATION_OPS: Final = 2  #: of an activation alone

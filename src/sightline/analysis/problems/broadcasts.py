@@ -9,8 +9,8 @@ import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, RANDOM, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
-from sightline.trace.data import KINDS, REQUIRES_GRAD, TensorMeta
-from sightline.trace.file_owners import torch_file
+from sightline.data.file_owners import torch_file
+from sightline.data.trace_data import KINDS, REQUIRES_GRAD, TensorMeta
 
 _ARITHMETIC: Final = frozenset("add sub mul div rsub".split())
 _REDUCTIONS: Final = frozenset(

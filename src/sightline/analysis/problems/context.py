@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.problems.problem import Finding
-from sightline.trace.data import (
+from sightline.data.file_owners import installed_file
+from sightline.data.index import Index
+from sightline.data.trace_data import (
     FLAVOURS,
     I32,
     I64,
@@ -26,8 +28,6 @@ from sightline.trace.data import (
     TensorMeta,
     TraceData,
 )
-from sightline.trace.file_owners import installed_file
-from sightline.trace.index import Index
 
 Mask = NDArray[np.bool_]
 T = TypeVar("T")

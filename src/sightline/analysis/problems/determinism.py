@@ -11,8 +11,8 @@ from sightline.analysis.problems.context import RANDOM, ProblemContext
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.run_modes import RunModes, call_outputs
 from sightline.analysis.running_statistics import RunningStatistics
-from sightline.trace.data import EVALUATION
-from sightline.trace.op_groups import ALLOCATIONS
+from sightline.data.op_groups import ALLOCATIONS
+from sightline.data.trace_data import EVALUATION
 
 _MAX_PAIRS: Final = 8  #: how many pairs of calls are compared
 _LEAST: Final = 1e-5  #: relative difference of statistics; rounding alone is smaller

@@ -11,8 +11,8 @@ import numpy as np
 from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.analysis.problems.training_loop_events import LoopRecord
-from sightline.trace.data import KINDS, RAISED
-from sightline.trace.forms import Form
+from sightline.data.forms import Form
+from sightline.data.trace_data import KINDS, RAISED
 
 _COPIES: Final = frozenset("_to_copy copy_ _copy_from".split())
 #: Ops whose result the host must wait for: a Python number, or a shape that depends on the data.

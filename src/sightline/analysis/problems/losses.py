@@ -9,8 +9,8 @@ import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, MATMULS, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.data.op_groups import VIEWS
 from sightline.notation import number_text
-from sightline.trace.op_groups import VIEWS
 
 _MAX_OPS: Final = 32  #: how many ops a value is followed back for
 _NLL_LOSSES: Final = frozenset({"nll_loss_forward", "nll_loss2d_forward"})

@@ -13,13 +13,13 @@ from sightline.analysis.nonfinite import (
     serious_findings,
 )
 from sightline.analysis.nonfinite_spread import Spread
+from sightline.analysis.op_text import statistics_text
 from sightline.analysis.problems.activations import RECTIFIERS
 from sightline.analysis.problems.context import BACKWARD, MATMULS, ProblemContext
 from sightline.analysis.problems.losses import PROBABILITIES, computed_by
 from sightline.analysis.problems.problem import Finding, Severity, check, names_text
+from sightline.data.index import Index
 from sightline.notation import number_text
-from sightline.trace.index import Index
-from sightline.trace.op_text import statistics_text
 
 _LOGARITHMS: Final = frozenset("log log2 log10".split())
 _ROOTS: Final = frozenset("sqrt rsqrt".split())

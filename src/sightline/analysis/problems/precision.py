@@ -12,8 +12,8 @@ from sightline.analysis.problems.context import MATMULS, Mask, ProblemContext
 from sightline.analysis.problems.losses import computed_by, moved_from
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.analysis.value_names import Assignment, assignments, returned_assignments
+from sightline.data.op_groups import VIEWS
 from sightline.notation import bytes_text
-from sightline.trace.op_groups import VIEWS
 
 _PROMOTING: Final = frozenset(
     "add sub rsub mul div where maximum minimum addcmul addcdiv lerp cat stack".split()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from sightline.trace.training_steps import innermost_steps
+from sightline.data.training_steps import innermost_steps
 
 if TYPE_CHECKING:
     from sightline.analysis.problems.context import ProblemContext

@@ -13,7 +13,7 @@ import numpy as np
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.problem import Finding, Problem, Severity, check
 from sightline.analysis.problems.training_loop_events import LoopRecord, source_lines
-from sightline.trace.data import FROM_CPP, FROM_TORCH
+from sightline.data.trace_data import FROM_CPP, FROM_TORCH
 
 KIND: Final = "python-warning"
 #: Categories about versions of packages, not about what the run computes.

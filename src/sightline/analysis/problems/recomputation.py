@@ -9,8 +9,8 @@ import numpy as np
 
 from sightline.analysis.problems.context import RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.data.trace_data import MUTATES
 from sightline.notation import bytes_text, count_text
-from sightline.trace.data import MUTATES
 
 _WORTH_NAMING: Final = 0.01  #: of the FLOPs, or of the time, of the forward pass
 _MIN_BYTES: Final = 1 << 20  #: of a result that has no FLOPs: below this its time is mostly overhead

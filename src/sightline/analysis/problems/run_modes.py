@@ -12,7 +12,7 @@ from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.trained_parameters import Training
 from sightline.analysis.problems.training_loop_events import LoopRecord
-from sightline.trace.data import EVALUATION, NO_GRAD, TRAINING
+from sightline.data.trace_data import EVALUATION, NO_GRAD, TRAINING
 
 _NORMS: Final = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm "
                           "_batch_norm_with_update batch_norm".split())  # fmt: skip

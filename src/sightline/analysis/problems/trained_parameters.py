@@ -16,7 +16,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import BACKWARD, FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.training_loop_events import parameter_aliases
-from sightline.trace.data import KINDS, REQUIRES_GRAD
+from sightline.data.trace_data import KINDS, REQUIRES_GRAD
 
 #: Ops by which layers are dropped at random.
 _DRAWS: Final = frozenset("rand uniform_ bernoulli bernoulli_".split())

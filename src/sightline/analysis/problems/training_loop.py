@@ -17,8 +17,8 @@ from sightline.analysis.problems.problem import Confidence, Finding, Severity, c
 from sightline.analysis.problems.trained_parameters import Training
 from sightline.analysis.problems.training_loop_events import LoopRecord, OptimizerRecord, StepRecord
 from sightline.analysis.step_summaries import backward_starts
+from sightline.data.trace_data import KINDS, REQUIRES_GRAD
 from sightline.notation import bytes_text, number_text
-from sightline.trace.data import KINDS, REQUIRES_GRAD
 
 _SAMPLE: Final = 16  #: how many gradients of an optimizer are followed back
 _MAX_PAIRS: Final = 32  #: of steps that are compared

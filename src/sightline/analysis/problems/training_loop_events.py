@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sightline.analysis.problems.context import BACKWARD, ProblemContext
+from sightline.data.trace_data import KINDS, TraceData
 from sightline.notation import position_text
-from sightline.trace.data import KINDS, TraceData
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import numpy as np
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.training_loop_events import LoopRecord
-from sightline.trace.data import KINDS, MUTATES, ParameterInfo
-from sightline.trace.failure_causes import creator
-from sightline.trace.op_groups import ALLOCATIONS, VIEWS
+from sightline.analysis.producers import creator
+from sightline.data.op_groups import ALLOCATIONS, VIEWS
+from sightline.data.trace_data import KINDS, MUTATES, ParameterInfo
 
 _CONTAINERS: Final = frozenset("ModuleList ModuleDict Sequential".split())
 #: Ops that read no elements, or only pass the memory on.

@@ -30,8 +30,8 @@ from sightline.recording.torchapi import (
     FUNCTION_MODES,
     without_modes,
 )
+from sightline.store.shards.file_names import FileNames, file_name
 from sightline.tensor_memory import has_memory, is_freed
-from sightline.trace.shards.file_names import FileNames, file_name
 
 #: Named as in torchspy, so that what a program sets for ``torchspy`` holds here.
 _saver_log: Final = logging.getLogger("torchspy.saver")

@@ -14,16 +14,16 @@ from torch.export.graph_signature import InputSpec as InputSpecification
 from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 
+from sightline.data.file_owners import layer_file, model_file
+from sightline.data.forms import map_leaves
+from sightline.data.op_groups import PYTHON_OPERATORS
+from sightline.data.trace_data import TensorMeta
 from sightline.graph.exported.dynamic import Dimension, Dynamic
 from sightline.graph.exported.inputs import InputSpec
 from sightline.graph.exported.outputs import OutputStructure
 from sightline.graph.exported.torchapi import OpOverload, op_schema, pytree, size_hint
 from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
-from sightline.trace.data import TensorMeta
-from sightline.trace.file_owners import layer_file, model_file
-from sightline.trace.forms import map_leaves
-from sightline.trace.op_groups import PYTHON_OPERATORS
 
 #: Results that are new values of existing tensors, not part of the model's output.
 _MUTATIONS: Final = (

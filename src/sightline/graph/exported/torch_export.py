@@ -28,11 +28,11 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
+from sightline.data.file_owners import cell_name, inside_torch, layer_file, model_file
 from sightline.errors import ExportError
 from sightline.graph.exported.outputs import OutputStructure
 from sightline.graph.exported.torchapi import GUARD_LOGGER, buffer_hooks, pytree
 from sightline.notation import position_text
-from sightline.trace.file_owners import cell_name, inside_torch, layer_file, model_file
 
 _OURS: Final = str(Path(__file__).parents[2]) + "/"
 Mode = Callable[[], AbstractContextManager[Any]]

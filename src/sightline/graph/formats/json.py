@@ -10,11 +10,11 @@ import json
 from math import isfinite
 from typing import Any, Final
 
+from sightline.data.forms import Elided, Record, Symbol
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import DamagedFile, InvalidGraph
 from sightline.graph.graph import Edge, Graph, Node, Ref
 from sightline.notation import constant_text
-from sightline.trace.data import TensorMeta
-from sightline.trace.forms import Elided, Record, Symbol
 
 FORMAT: Final = "sightline-graph"
 VERSION: Final = 1

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from sightline.data.arrays import EMPTY, IntArray
+from sightline.data.trace_data import TensorMeta
 from sightline.recording.atomic import append_numbered
 from sightline.recording.stacks import StackTrie
 from sightline.recording.tensor_registry import TensorRegistry, metadata_of
 from sightline.recording.torchapi import no_torch_function
-from sightline.trace.assembly.arrays import EMPTY, IntArray
-from sightline.trace.data import TensorMeta
 
 #: How objects of a type are read by C++: positions in its ``TypeKind``.
 TENSOR, SEQUENCE, MAPPING, SINGLETON, NAMED, PYTHON, DEVICE = range(7)

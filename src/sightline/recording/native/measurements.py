@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
+from sightline.data.arrays import IntArray
 from sightline.recording.native.buffers import NativeStream
 from sightline.recording.native.schema_forms import dtype_name
 from sightline.recording.statistics.cpu import Columns, Implied, StatisticsBuffer, TensorStatistics
 from sightline.recording.statistics.device import Alarm, Cells, DeviceStatistics
 from sightline.recording.statistics.fingerprints import row_weights_on
 from sightline.schema.streams import COUNTS, FLOATS, LANES
-from sightline.trace.assembly.arrays import IntArray
 
 _WIDTH = COUNTS + LANES + FLOATS
 

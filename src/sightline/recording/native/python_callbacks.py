@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import torch
 
+from sightline.data.forms import Form
+from sightline.data.trace_data import TensorMeta
 from sightline.recording.arguments import form_of, has_parts
 from sightline.recording.atomic import append_numbered
 from sightline.recording.compilations import COMPILED_BACKWARD
@@ -45,8 +47,6 @@ from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden
 from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT
 from sightline.recording.torchapi import Tensor
-from sightline.trace.data import TensorMeta
-from sightline.trace.forms import Form
 
 #: Caches over all recordings: the next one meets most of it again.
 _forms: Final[dict[tuple[int, int], Form]] = {}  # by operator, which `aten_traits` keeps alive, and key

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import torch
 
+from sightline.data.forms import SLOT, Form, Record, Symbol
 from sightline.recording.arguments import plain_argument
 from sightline.recording.distributed import group_symbol, note_groups
 from sightline.recording.operations import OpTraits, aten_traits
 from sightline.recording.torchapi import OpOverload
-from sightline.trace.forms import SLOT, Form, Record, Symbol
 
 #: What C++ writes where a tensor is.
 _TENSOR: Final = Ellipsis

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
+from sightline.data.arrays import IntArray
 from sightline.errors import UsageError
 from sightline.recording.arguments import Arguments, Forms
-from sightline.recording.exception_notes import comes_from_a_signal, traceback_of
+from sightline.recording.failures import comes_from_a_signal, traceback_of
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
 from sightline.recording.native.buffers import TENSOR, NativeStacks, NativeStream, NativeValues
@@ -27,7 +28,6 @@ from sightline.recording.session_base import STOPS_THE_RUN, HandlerOverhead
 from sightline.recording.statistics.cpu import StatisticsBuffer
 from sightline.recording.statistics.device import DeviceStatistics
 from sightline.recording.torchapi import Module, Parameter, Tensor
-from sightline.trace.assembly.arrays import IntArray
 
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
 

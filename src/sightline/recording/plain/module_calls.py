@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from sightline.data.trace_data import EVALUATION, NO_GRAD, RAISED, TRAINING
 from sightline.recording.observers import ObservedCall
 from sightline.recording.plain.compiled_regions import leave_region
 from sightline.recording.plain.thread_state import OpenCall, ThreadState, active, current_states
@@ -27,7 +28,6 @@ from sightline.recording.torchapi import (
     no_torch_function,
 )
 from sightline.schema.tables import FORWARD, OPTIMIZER
-from sightline.trace.data import EVALUATION, NO_GRAD, RAISED, TRAINING
 
 if TYPE_CHECKING:
     from sightline.recording.plain.session import Session

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 
+from sightline.data.trace_data import MUTATES, RAISED
 from sightline.recording.compilations import COMPILED_NODE
 from sightline.recording.observers import ObservedOp
 from sightline.recording.operations import OpInfo, api_traits, aten_traits, without_end
@@ -26,7 +27,6 @@ from sightline.recording.torchapi import (
     storage_address,
 )
 from sightline.schema.streams import INHERITED
-from sightline.trace.data import MUTATES, RAISED
 
 if TYPE_CHECKING:
     from sightline.recording.plain.session import Session

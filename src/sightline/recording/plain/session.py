@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from sightline.data.arrays import IntArray
+from sightline.data.trace_data import KIND, RAISED, UNFINISHED
 from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.atomic import run_atomically
 from sightline.recording.modules import Modules
@@ -31,14 +33,12 @@ from sightline.recording.session_base import HandlerOverhead, SessionBase, clock
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, in_backward, jit_tracing
 from sightline.schema.streams import NO_END
 from sightline.schema.tables import BACKWARD, FORWARD, OPTIMIZER
-from sightline.trace.assembly.arrays import IntArray
-from sightline.trace.data import KIND, RAISED, UNFINISHED
 
 _CONSTANT: Final = KIND["constant"]
 
 
 class Session(SessionBase):
-    """The mutable state behind one `sightline.trace` that records through modes."""
+    """The mutable state behind one `sightline.data` that records through modes."""
 
     values: Values
     stacks: Stacks

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
+from sightline.data.arrays import IntArray
 from sightline.recording.plain.row_streams import Stream
 from sightline.recording.torchapi import StorageWeakRef, expired
-from sightline.trace.assembly.arrays import IntArray
 
 _FEW: Final = 48  #: up to so many are all examined before each op; of more, these:
 _NEWEST: Final = 16

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sightline.assemble.statistics import fingerprints_of, scramble
 from sightline.recording.torchapi import int_mm
 from sightline.schema.streams import LANES
-from sightline.trace.assembly.statistics import fingerprints_of, scramble
 
 ROW: Final = 1024  #: bytes
 

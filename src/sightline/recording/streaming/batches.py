@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sightline.assemble.batch import Batch, Streams, Tables, ValueUpdate, no_counts, no_floats
+from sightline.data.arrays import EMPTY, IntArray, Rows, concatenate, offsets_of, positions_in
 from sightline.recording.flops import has_plain_formula
 from sightline.recording.operations import OP, OPAQUE
 from sightline.schema import streams
 from sightline.schema.streams import NO_END
-from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows, concatenate, offsets_of, positions_in
-from sightline.trace.assembly.batch import Batch, Streams, Tables, ValueUpdate, no_counts, no_floats
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import RowStream, SessionBase

@@ -16,8 +16,8 @@ from typing import Final
 
 from sightline.errors import CaptureError, UsageError
 from sightline.recording.atomic import run_atomically, store_atomically
-from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal
-from sightline.trace.bundle.paths import (
+from sightline.store.journal import HEAD, JOURNAL, Journal
+from sightline.store.paths import (
     clear_recording,
     holds_recording,
     make_job_folder,

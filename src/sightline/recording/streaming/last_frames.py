@@ -1,6 +1,6 @@
 """``last=N``: the frames of a journal that the last N ops need, kept in memory while older ones are dropped.
 
-Whole frames are kept; `trace.assembly.last_ops` makes the exact cut when the trace is built.
+Whole frames are kept; `assemble.last_ops` makes the exact cut when the trace is built.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from sightline.trace.assembly.arrays import EMPTY, IntArray
-from sightline.trace.assembly.batch import Batch, StepMark, Streams, Tables, ValueUpdate
-from sightline.trace.assembly.calls import matching_begin
-from sightline.trace.assembly.last_ops import Dropped, reusable_values
-from sightline.trace.assembly.values import open_allocations
-from sightline.trace.bundle.journal import Journal, constant_fields, encode, new_table_rows
+from sightline.assemble.batch import Batch, StepMark, Streams, Tables, ValueUpdate
+from sightline.assemble.calls import matching_begin
+from sightline.assemble.last_ops import Dropped, reusable_values
+from sightline.assemble.values import open_allocations
+from sightline.data.arrays import EMPTY, IntArray
+from sightline.store.journal import Journal, constant_fields, encode, new_table_rows
 
 
 class KeptFrame(NamedTuple):

@@ -21,6 +21,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+from sightline.assemble.batch import Batch, Tables
+from sightline.assemble.last_ops import Dropped
+from sightline.data.arrays import Rows
+from sightline.data.source_files import SourceFiles
+from sightline.data.trace_data import TraceData
 from sightline.errors import CaptureError, InvalidTrace
 from sightline.recording.snapshot import TableSnapshot
 from sightline.recording.streaming.batches import BatchCutter, JournalLookups
@@ -28,20 +33,15 @@ from sightline.recording.streaming.journal_file import JournalFile
 from sightline.recording.streaming.last_frames import LastFrames
 from sightline.recording.torchapi import without_modes
 from sightline.schema.streams import CALL, OP
-from sightline.trace.assembly.arrays import Rows
-from sightline.trace.assembly.batch import Batch, Tables
-from sightline.trace.assembly.last_ops import Dropped
-from sightline.trace.bundle import json_codec
-from sightline.trace.bundle.environment import environment_of
-from sightline.trace.bundle.journal import JOURNAL, Journal, constant_fields, encode, new_table_rows
-from sightline.trace.bundle.reader import load
-from sightline.trace.bundle.recovery import assemble_journal, finish_recording
-from sightline.trace.bundle.soundness import sound_part
-from sightline.trace.bundle.sources import whole_source
-from sightline.trace.bundle.writer import PRIVATE, WholeColumns, save_columns
-from sightline.trace.damage import READ_ERRORS, Damage
-from sightline.trace.data import TraceData
-from sightline.trace.source_files import SourceFiles
+from sightline.store import json_codec
+from sightline.store.damage import READ_ERRORS, Damage
+from sightline.store.environment import environment_of
+from sightline.store.journal import JOURNAL, Journal, constant_fields, encode, new_table_rows
+from sightline.store.reader import load
+from sightline.store.recovery import assemble_journal, finish_recording
+from sightline.store.soundness import sound_part
+from sightline.store.sources import whole_source
+from sightline.store.writer import PRIVATE, WholeColumns, save_columns
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase

@@ -1,0 +1,343 @@
+"""The first true divergence: the first value that differs although everything it was computed from agrees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sightline.compare.op_names import DISCRETE, LINEAR, SCALING
+from sightline.compare.op_pairs import Alignment
+from sightline.compare.reasons import Reasons, is_coarser
+from sightline.compare.regions import Reason, Region, Regions
+from sightline.compare.values import State, Verdict
+
+#: An error this many times that of the inputs is not only their error grown: something was done differently.
+_GROWTH: Final = 3.0
+#: The same where no reason was found, as some ops let the error of their inputs grow.
+_GROWTH_ALONE: Final = 12.0
+_WEAK: Final = ("unexplained", "layout", "wiring")  #: reasons that count only with a large error
+_COARSE: Final = 2.0**-12  #: with coarser rounding, close values may come from different constants
+_BEYOND: Final = 3  #: values that agree only by statistics, past which a reason is sought
+_MAX_CANDIDATES: Final = 64
+_MAX_UNTIL_TOGETHER: Final = 48  #: values within which a difference has to end to be harmless
+_MAX_CASTS: Final = 4  #: to a coarser precision; more of them are intended
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two runs diverge: a pair of values that differs although its inputs agree, and why."""
+
+    value_a: int
+    value_b: int
+    verdict: Verdict
+    reason: Reason
+    region: Region
+    inputs_error: float  #: the largest error of the inputs
+
+    @property
+    def text(self) -> str:
+        """One sentence: what, where on both sides, and how well the inputs agree."""
+        reason = self.reason
+        first = None if reason.side == "b" else reason.a
+        second = None if reason.side == "a" else reason.b
+        label = first or second
+        if label is None:
+            return f"{reason.text}; {self.inputs_text}"
+        name, against = label.name, ""
+        both = reason.a is not None and reason.b is not None and reason.a.where != reason.b.where
+        if reason.side and both and reason.kind == "op":
+            opposite = reason.b if reason.side == "a" else reason.a
+            against = f"; the other goes on with {opposite}"
+        if first is not None and second is not None:
+            if first.name != second.name:
+                name = f"{first.name} | {second.name}"
+            if first.where != second.where:
+                against = second.where if " against " in reason.text else f"; second side{second.where}"
+        return f"{name}{label.where}: {reason.text}{against}; {self.inputs_text}"
+
+    @property
+    def inputs_text(self) -> str:
+        """How well the inputs agree."""
+        if self.reason.kind == "input":
+            return "it came from outside"
+        if self.verdict.state is State.UNKNOWN:
+            return "values were not compared"
+        if not self.region.edge_a and not self.region.edge_b:
+            return "nothing before it differs"
+        return "inputs are the same" if not self.inputs_error else f"inputs agree to {self.inputs_error:.0e}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"text": self.text, "reason": self.reason.to_dict(), "error": number(self.verdict.error),
+                "inputs_error": number(self.inputs_error), "value_a": self.value_a, "value_b": self.value_b,
+                "ops_a": self.region.ops_a, "ops_b": self.region.ops_b}  # fmt: skip
+
+
+def number(value: float) -> float | str:
+    """A number for JSON, which has neither NaN nor infinity."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _size(norm: float, count: int) -> float:
+    """The root of the mean square."""
+    return norm / math.sqrt(max(1, count)) if math.isfinite(norm) else 0.0
+
+
+class Divergences:
+    """Finds divergences in the order of the run."""
+
+    def __init__(self, alignment: Alignment) -> None:
+        self._alignment = alignment
+        self._regions, self.reasons = Regions(alignment), Reasons(alignment)
+
+    def find(self) -> tuple[list[Divergence], int]:
+        """The divergences, the first one first, and the number of candidates that were not examined."""
+        divergences: list[Divergence] = []
+        texts: set[str] = set()  # the ops of one reason may have several results
+        examined = 0
+        candidates = self._candidates()
+        for at, (_, one, other, strong) in enumerate(candidates):
+            if examined >= _MAX_CANDIDATES:
+                return divergences, len(candidates) - at
+            if self._inputs_differ(one):
+                continue
+            region = self._regions.behind(one, other)
+            if region.begins_earlier:
+                continue
+            examined += 1
+            divergence = self._judge(one, other, region, strong)
+            if divergence is not None and divergence.text not in texts:
+                texts.add(divergence.text)
+                divergences.append(divergence)
+        return divergences, 0
+
+    def _inputs_differ(self, one: int) -> bool:
+        """Whether a direct input of a value differs already: the usual case after a divergence."""
+        alignment = self._alignment
+        producer = alignment.a.producer[one]
+        for value in alignment.a.inputs(producer) if producer >= 0 else ():
+            source = alignment.a.origin[value]
+            partner = alignment.values_a[source]
+            if partner >= 0 and alignment.a.producer[source] >= 0:
+                if alignment.compare(source, partner).state is State.DIFFERENT:
+                    return True
+        return False
+
+    def _judge(self, one: int, other: int, region: Region, strong: bool) -> Divergence | None:
+        verdict = self._alignment.compare(one, other)
+        if verdict.state is State.DIFFERENT:
+            reason = self.reasons.find(region)
+            infinite = not math.isfinite(verdict.error)
+            if reason.kind in _WEAK and not infinite and verdict.error <= _GROWTH * region.error:
+                return None
+            if reason.kind == "unexplained":
+                region, reason = self._wider_reason(one, other, region, reason)
+            if reason.kind in ("unexplained", "layout") and (
+                (not infinite and verdict.error <= _GROWTH_ALONE * region.error)
+                or self._is_rounding(one, other, verdict, region)
+            ):
+                return None
+            if self._comes_together(one, region, reason):
+                return None
+            if reason.kind == "unexplained":
+                region, reason = self._unseen_reason(one, other, region, reason)
+        else:
+            significant = strong and self._is_significant(one, other, verdict, region)
+            strong_reason = self.reasons.strong(region) if significant else None
+            if strong and strong_reason is None and verdict.state is State.CLOSE:
+                strong_reason = self.reasons.order(region)  # which statistics do not show
+            if strong_reason is None:
+                return None
+            reason = strong_reason
+        return Divergence(one, other, verdict, reason, region, region.error)
+
+    def _comes_together(self, one: int, region: Region, reason: Reason) -> bool:
+        """Whether everything made from a value that differs agrees again, as well as its inputs do.
+
+        What leaves the run differs for good: the gradient of a loss is 1, whatever the loss. A factor that is
+        applied later, or a sign that is squared away, is no divergence. Another constant is one, unless only
+        factors are between. In a coarse precision a difference drowns in a larger sum, so there the factors
+        of both sides have to be the same, or only products are between.
+        """
+        alignment = self._alignment
+        a = alignment.a
+        bound = max(4 * region.error, 8 * 2.0**-24)
+        waiting, seen, passed, coarse = [one], {one}, set(region.ops_a), False
+        while waiting:
+            value = waiting.pop()
+            ops = a.consumers(value)
+            passed.update(ops)
+            if not ops or value in alignment.outcomes or len(seen) > _MAX_UNTIL_TOGETHER:
+                return False
+            if any("::" in a.op_name(op) for op in ops):  # all ranks have what a collective returns
+                return False
+            if reason.kind == "constant" and not all(a.layout[op] or a.op_name(op) in LINEAR for op in ops):
+                return False
+            for value in (value for op in ops for value in a.outputs(op)):
+                other = alignment.values_a[value]
+                verdict = alignment.compare(value, other) if other >= 0 else None
+                if verdict is not None and verdict.agrees:
+                    coarse |= alignment.compare.rounding(value, other) >= _COARSE
+                    if verdict.error > bound and not coarse:
+                        return False
+                elif value not in seen:
+                    seen.add(value)
+                    waiting.append(value)
+        if not coarse or (reason.kind == "constant" and self.reasons.constants.same_factor(passed)):
+            return True
+        return reason.kind == "parameter" and self._only_scales(passed.difference(region.ops_a), seen)
+
+    def _only_scales(self, ops: set[int], differing: set[int]) -> bool:
+        """Whether ops take products of values that differ, or sums of such values alone: none can drown."""
+        a = self._alignment.a
+        return all(
+            a.layout[op]
+            or a.op_name(op) in SCALING
+            or (a.op_name(op) in ("add", "sub", "cat") and differing.issuperset(a.inputs(op)))
+            for op in ops
+        )
+
+    def _is_rounding(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
+        """Whether the rounding of the inputs explains different results of the same ops.
+
+        A sum that nearly cancels has the error of its terms, and a discrete result of two nearly equal
+        numbers may go either way.
+        """
+        alignment = self._alignment
+        if any(alignment.a.op_name(op) in DISCRETE for op in region.ops_a):
+            pairs = [(value, alignment.values_a[value]) for value in region.edge_a]
+            return any(alignment.compare.rounding(*pair) >= _COARSE for pair in [*pairs, (one, other)])
+        numbers = alignment.a.numbers(one)
+        if numbers is None or not math.isfinite(verdict.error):
+            return False
+        count = alignment.a.numel[one]
+        inputs = [(alignment.a.numbers(value), alignment.a.numel[value]) for value in region.edge_a
+                  if alignment.a.numel[value] >= count]  # fmt: skip
+        largest = max((_size(each.l2, count) for each, count in inputs if each is not None), default=0.0)
+        size = _size(numbers.l2, count)
+        return verdict.error * size <= alignment.compare.tolerances(one, other)[0] * largest
+
+    def is_rounding(self, one: int, other: int) -> bool:
+        """Whether the rounding of what two different values were computed from explains their difference."""
+        region = self._regions.behind(one, other)
+        verdict = self._alignment.compare(one, other)
+        return not region.begins_earlier and self._is_rounding(one, other, verdict, region)
+
+    def _wider_reason(self, one: int, other: int, region: Region, reason: Reason) -> tuple[Region, Reason]:
+        """The nearest reason past inputs that agree by their statistics alone."""
+        widest = region
+        for beyond in range(1, _BEYOND + 1):
+            wider = self._regions.behind(one, other, beyond)
+            if wider.begins_earlier:
+                break
+            wider_reason = self.reasons.find(wider)
+            wider.error = region.error
+            if wider_reason.kind not in _WEAK:
+                return wider, wider_reason
+            if wider_reason.kind != "unexplained" and reason.kind == "unexplained":
+                widest, reason = wider, wider_reason
+        return widest, reason
+
+    def _unseen_reason(self, one: int, other: int, region: Region, reason: Reason) -> tuple[Region, Reason]:
+        """The nearest thing that statistics do not show, past inputs that agree by their statistics alone."""
+        for beyond in range(_BEYOND + 1):
+            wider = self._regions.behind(one, other, beyond) if beyond else region
+            unseen = None if wider.begins_earlier else self.reasons.unseen(wider)
+            if unseen is not None:
+                wider.error = region.error
+                return wider, unseen
+        return region, reason
+
+    def _is_significant(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
+        """Whether close values of different ops differ by more than rounding."""
+        if verdict.state is State.SAME or verdict.error == 0.0:
+            return False
+        if verdict.state is State.UNKNOWN:  # without values the constants decide
+            return not self._alignment.compare.measured
+        if self._alignment.compare.rounding(one, other) >= _COARSE:
+            return True
+        return verdict.error > 8 * 2.0**-24 and verdict.error > 2 * region.error
+
+    # -- candidates ----------------------------------------------------------------------------
+
+    def _candidates(self) -> list[tuple[int, int, int, bool]]:
+        """Pairs that differ, and pairs whose ops differ, in the order of the first run."""
+        candidates: dict[tuple[int, int], tuple[int, int, int, bool]] = {}
+        for position, one, other, strong in [*self._strong_candidates(), *self._value_candidates()]:
+            known = candidates.get((one, other))
+            if known is None or position < known[0] or strong:
+                first = position if known is None else min(position, known[0])
+                candidates[one, other] = (first, one, other, strong)
+        return sorted(candidates.values())
+
+    def _value_candidates(self) -> Iterator[tuple[int, int, int, bool]]:
+        alignment = self._alignment
+        for one, other in alignment.compared_values():
+            if alignment.compare(one, other).state is State.DIFFERENT:
+                uses = list(self._first_use(one)) if alignment.a.producer[one] < 0 else []
+                if uses or one in alignment.a.parameter_names:
+                    yield from uses
+                else:
+                    yield alignment.position(one), one, other, False
+
+    def _first_use(self, leaf: int) -> Iterator[tuple[int, int, int, bool]]:
+        """The result of the first op that uses a parameter or an input."""
+        alignment = self._alignment
+        for op in alignment.a.leaf_consumers.get(leaf, ()):
+            for value in alignment.a.outputs(op)[:1]:
+                if alignment.values_a[value] >= 0 and not alignment.a.layout[op]:
+                    yield op, value, alignment.values_a[value], True
+                    return
+
+    def _strong_candidates(self) -> Iterator[tuple[int, int, int, bool]]:
+        """Results of ops with another constant, or with a coarser rounding than on the other side."""
+        alignment = self._alignment
+        a, b = alignment.a, alignment.b
+        for x in a.computing:
+            y = alignment.ops_a[x]
+            if y >= 0 and (self.reasons.constants.of_pair(x, y) or self.reasons.reordered_inputs(x, y)):
+                for one, other in zip(a.outputs(x)[:1], b.outputs(y)[:1], strict=True):
+                    yield alignment.position(one), one, other, True
+        yield from self._fused_candidates()
+        for first, op in self.reasons.inputs.one_sided_uses():
+            yield from self._first_pair_after(first, op)
+        for first, side, partners in ((True, a, alignment.ops_a), (False, b, alignment.ops_b)):
+            casts = [op for op in np.flatnonzero(side.compared & side.layout).tolist()
+                     if partners[op] < 0 and is_coarser(side, op)]  # fmt: skip
+            if not 0 < len(casts) <= _MAX_CASTS:
+                continue
+            for op in casts:
+                yield from self._first_pair_after(first, op)
+
+    def _fused_candidates(self) -> Iterator[tuple[int, int, int, bool]]:
+        """Results of calls whose ops were fused or split and compute otherwise, or have other parameters."""
+        alignment = self._alignment
+        otherwise = alignment.calls_computed_otherwise()
+        for x, y in enumerate(alignment.calls.of_a.tolist()):
+            if y < 0:
+                continue
+            names = [{info.name for info in side.module(call).parameters if not info.buffer}
+                     for side, call in ((alignment.a, x), (alignment.b, y))]  # fmt: skip
+            one_sided = bool(names[0]) and bool(names[1]) and names[0] != names[1]
+            if x in otherwise or one_sided:
+                returned = alignment.call_outputs(x, y)[:1]
+                for one, other in [*alignment.by_statistics.get(x, []), *returned]:
+                    yield alignment.position(one), one, other, True
+
+    def _first_pair_after(self, first: bool, op: int) -> Iterator[tuple[int, int, int, bool]]:
+        """The first value in a pair that is computed from the result of an op."""
+        alignment = self._alignment
+        side, partners = (alignment.a, alignment.values_a) if first else (alignment.b, alignment.values_b)
+        made = set(side.outputs(op))
+        for later in range(op, min(len(side.data.ops), op + 64)):
+            if not side.compared[later] or not (later == op or made & set(side.inputs(later))):
+                continue
+            value = side.outputs(later)[0]
+            if not side.layout[later] and partners[value] >= 0:
+                one, other = (value, partners[value]) if first else (partners[value], value)
+                yield alignment.position(one), one, other, True
+                return
+            made |= set(side.outputs(later))
