@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.store.bundle_schema import ADDED
+from sightline.store.journal import HEAD
 from tests.cli.recorded import invoke
 from tests.store.bundles import altered
 
@@ -73,10 +74,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a process left that was killed while it recorded ``b`` step after step."""
+    """The recording of ``b`` by a process that was killed once a whole call was on disk."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "killed.py").write_text(
-        "import os, pathlib, signal, torch, sightline as sl\n"
+        "import contextlib, os, pathlib, signal, torch, sightline as sl\n"
+        "from sightline.store.journal import Journal\n"
         "from tests.compare.test_incomplete_recordings import Net\n"
         "model = Net(2.5)\n"
         "torch.manual_seed(0)\n"
@@ -84,8 +86,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    torch.nn.init.normal_(parameter)\n"
         "x = torch.randn(4, 8)\n"
         f"path = pathlib.Path({str(folder / 'killed.sight')!r})\n"
+        "def batches():\n"
+        "    with contextlib.closing(Journal(path / 'rank0.journal')) as journal:\n"
+        "        return len(journal)\n"
         "with sl.trace(model, stats=True, path=path):\n"
-        "    while (path / 'rank0.journal').stat().st_size < 50_000:\n"
+        "    model(x)\n"
+        "    before = batches()\n"
+        "    while batches() < before + 2:\n"  # the second was begun after the first call had ended
         "        model(x)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -98,6 +105,12 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert ran.returncode < 0, ran.stderr
     return folder / "killed.sight"
+
+
+def end_of_first_frame(journal: Path) -> int:
+    """A frame is a mark, the length of its content, two more numbers, and its content."""
+    (length,) = struct.unpack_from("<I", journal.read_bytes(), len(HEAD) + 4)
+    return len(HEAD) + 16 + int(length)
 
 
 def copied(source: Path, tmp_path: Path) -> Path:
@@ -169,7 +182,7 @@ def test_a_killed_process(runs: Path, killed: Path) -> None:
 
 def test_a_journal_whose_end_is_missing(runs: Path, killed: Path, tmp_path: Path) -> None:
     journal = copied(killed, tmp_path) / "rank0.journal"
-    os.truncate(journal, journal.stat().st_size - 5)
+    os.truncate(journal, end_of_first_frame(journal) + 50)
     diff, _ = both(runs / "a.sight", journal.parent, code=0)
     assert diff.verdict == "unknown"
     assert diff.notes == ["only parameters are compared: b was cut off before its first ops were written"]

@@ -72,7 +72,10 @@ def generate(seed: int, loop: str | None = None, architecture: str | None = None
     chosen_loop, chosen_net = rng.choice(list(LOOPS)), rng.choice(list(ARCHITECTURES))
     loop, architecture = loop or chosen_loop, architecture or chosen_net
     net = ARCHITECTURES[architecture](rng)
-    return program_of(seed, (loop, architecture), net, LOOPS[loop](rng, net), _options(rng), rng)
+    made, options = LOOPS[loop](rng, net), _options(rng)
+    if not made.facts.healthy:  # the check would end it
+        options.pop("check", None)
+    return program_of(seed, (loop, architecture), net, made, options, rng)
 
 
 def program_of(

@@ -137,6 +137,8 @@ class _Excerpt:
         at_run_end = self._span.end_op == len(self._data.ops)
         dropped = (*_WHOLE_RUN_KEYS, *(() if at_run_end else _RUN_END_KEYS))
         info = {key: item for key, item in self._data.info.items() if key not in dropped}
+        if info.get("checked"):  # how many of them are of this span was not counted
+            info["checked"] = None
         failure = info.get("failure")
         if isinstance(failure, dict) and type(failure.get("op")) is int:
             info["failure"] = failure | {"op": max(failure["op"] - self._span.first_op, -1)}

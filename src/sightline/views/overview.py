@@ -221,8 +221,9 @@ def _measured(index: Index) -> Iterator[Line]:
         parts.append(Span(": t.nonfinite()"))
     title, text = "stats", f"{len(stats):,} of {len(data.values):,} values measured"
     if checks:
-        title, text = "check", f"{data.info['check']}: {int(data.info.get('checked') or 0):,} results"
-        parts = parts or ([Span(" · all finite")] if data.info.get("checked") else [])
+        checked = data.info.get("checked", 0)  # None where they were not counted: of a step
+        title, text = "check", data.info["check"] + ("" if checked is None else f": {checked:,} results")
+        parts = parts or ([] if checked == 0 else [Span(" · all finite")])
     if checks or len(stats):
         yield line((f"{title:<{_MARGIN}}", "dim"), text, *parts, hang=_MARGIN)
 
