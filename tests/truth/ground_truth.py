@@ -85,7 +85,7 @@ class OptimizerStep:
     optimizer: int
     type: str
     rate: float
-    norm: float  #: of the gradients it found
+    norm: float  #: of the gradients it found, or which its closure made last
     calls: int = -1  #: module calls made before it ended
     backwards: int = -1
 
@@ -176,6 +176,12 @@ class Truth:
     def buffers(self) -> dict[int, torch.Tensor]:
         """Every buffer of the called models once."""
         return {id(each): each for root in [*self.models, *self.roots] for each in root.buffers()}
+
+
+def _gradient_norm(optimizer: Any) -> float:
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    norms = [_number(each.grad, norm=True) for each in parameters if each.grad is not None]
+    return math.sqrt(sum(each**2 for each in norms))
 
 
 class _OpCounter(TorchDispatchMode):
@@ -366,14 +372,14 @@ class Observer:
             known.append(optimizer)
         number = next(at for at, each in enumerate(known) if each is optimizer)
         rate = max(float(group["lr"]) for group in optimizer.param_groups)
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        norms = [_number(each.grad, norm=True) for each in parameters if each.grad is not None]
-        norm = math.sqrt(sum(each**2 for each in norms))
+        norm = _gradient_norm(optimizer)
         self.truth.steps.append(OptimizerStep(number, type(optimizer).__name__, rate, norm))
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._in_optimizer -= 1
         step = self.truth.steps[-1]
+        if any(callable(each) for each in (*args[1:], *kwargs.values())):  # a closure has made them
+            step.norm = _gradient_norm(optimizer)
         step.calls, step.backwards = len(self.truth.calls), len(self.truth.backwards)
 
     # -- ops -------------------------------------------------------------------------------------------------

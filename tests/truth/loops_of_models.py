@@ -152,13 +152,16 @@ def distillation(rng: random.Random, net: Architecture) -> Loop:
 def siamese(rng: random.Random, net: Architecture) -> Loop:
     """A model that is called twice in each step, once with each of a pair."""
     steps, of = rng.randint(2, 4), optimizer(rng)
+    # The cosine of two single numbers is 1 or -1, whatever they are: nothing would be learned.
+    single = net.target.endswith(", 1)")
+    distance = "F.mse_loss(left, right)" if single else "1 - F.cosine_similarity(left, right, dim=-1).mean()"
     body = block(
         f"for i in range({steps}):",
         "x, _ = batch(4)",
         f"left = {net.output.format(model='model')}",
         "x, _ = batch(4)",
         f"right = {net.output.format(model='model')}",
-        "loss = 1 - F.cosine_similarity(left, right, dim=-1).mean()",
+        f"loss = {distance}",
         "loss.backward()",
         "optimizer.step()",
         "optimizer.zero_grad()",
