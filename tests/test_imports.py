@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import textwrap
@@ -257,3 +258,12 @@ def test_without_torch_the_demo_says_so() -> None:
         )
     )
     assert printed == "1 Error: The demo runs a model: install torch, then run it again."
+
+
+def test_no_test_module_imports_another() -> None:
+    """Helpers that two of them need have a module of their own."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                parts = (node.module or "").split(".") + [name.name for name in node.names]
+                assert not any(part.startswith("test_") for part in parts), f"{path}:{node.lineno}"

@@ -10,8 +10,8 @@ from sightline.analysis.cost import cost_of, nonfinite_counts, parameters_in
 from sightline.analysis.module_tree import OUTSIDE, own_ops, scopes_of
 from sightline.api import Trace
 from sightline.data.trace_data import ParameterInfo
-from tests.analysis.test_nonfinite import measured
 from tests.builders import TraceBuilder, make_trace
+from tests.measured import measured
 
 
 def parameter(

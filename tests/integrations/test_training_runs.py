@@ -10,8 +10,8 @@ import transformers
 
 import sightline as sl
 from sightline.analysis.step_summaries import step_summaries
-from tests.integrations.test_lightning import Net, fit
-from tests.integrations.test_transformers import tiny, trainer
+from tests.integrations.lightning_training import Net, fit
+from tests.integrations.trainer_training import tiny, trainer
 from tests.recording.engines import BOTH_ENGINES
 
 STEPS = 12

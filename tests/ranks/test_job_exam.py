@@ -9,7 +9,7 @@ import pytest
 
 import sightline as sl
 from tests.ranks.job_exam import FAULTS, Job, errors
-from tests.ranks.test_jobs import start
+from tests.ranks.torchrun import start
 
 HERE = Path(__file__).parent
 

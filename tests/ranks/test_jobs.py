@@ -13,25 +13,10 @@ import pytest
 import sightline as sl
 from sightline.analysis.problems.problem import Problem
 from tests.ranks.fake_ranks import problems_of
+from tests.ranks.torchrun import ROOT, start
 from tests.recording.engines import BOTH_ENGINES, needs_native
 
-ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-
-
-def start(folder: Path, count: int, *command: str, engine: str = "auto") -> subprocess.CompletedProcess[str]:
-    """Run a command in several processes, in a folder."""
-    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "src"),
-        "OMP_NUM_THREADS": "1",
-        "SIGHTLINE_ENGINE": engine,
-    }
-    return subprocess.run(
-        [*launcher, "--nproc-per-node", str(count), *command],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
 
 
 WAYS = ("ddp", "fsdp", "tensor_parallel", "pipeline")

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import sightline as sl
+from tests.recording.architecture_runs import forget_tables, pristine
 from tests.recording.architectures import ZOO, Architecture
 from tests.recording.engine_parity import UNDER_A_MODE
 from tests.recording.engines import needs_native
-from tests.recording.test_architectures import _forget_tables, pristine
 
 pytestmark = [needs_native, pytest.mark.filterwarnings("ignore")]
 
@@ -43,7 +43,7 @@ def transformers_is_ready() -> None:
 def step(architecture: Architecture, engine: str) -> sl.Trace:
     """One training step, recorded."""
     model, inputs = copy.deepcopy(pristine(architecture))
-    _forget_tables(model)
+    forget_tables(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(4)
     with sl.trace(model, engine=engine) as t:  # type: ignore[arg-type]

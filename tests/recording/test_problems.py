@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.analysis.problems import Problem, Severity
+from tests.recording.architecture_runs import execute, prepare, pristine
 from tests.recording.architectures import ZOO, Architecture
 from tests.recording.engines import BOTH_ENGINES
 from tests.recording.problematic import BATCH, STATS, Calls, found, kinds, only, plain, trained
-from tests.recording.test_architectures import execute, prepare, pristine
 
 # -- the same again ----------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from sightline.store.limits import Budget, json_cost
 from tests.builders import make_trace
 from tests.limits import measured
 from tests.store.bundles import altered, saved
-from tests.store.test_journal import frame, written
+from tests.store.journals import frame, written
 
 MOST = 700  # MB: Python, numpy and the constant of the budget
 

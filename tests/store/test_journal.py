@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,22 +14,9 @@ from sightline.assemble.batch import Batch, Streams
 from sightline.errors import DamagedFile
 from sightline.store import load
 from sightline.store.journal import HEAD, JOURNAL, Journal, encode
+from tests.store.journals import frame, written
 
 INFO = {"name": "run", "ops": "both", "duration_ns": 5}
-
-
-def written(folder: Path, *frames: bytes, head: bytes = HEAD) -> Path:
-    (folder / JOURNAL).write_bytes(b"".join([head, *frames]))
-    return folder
-
-
-def frame(head: dict[str, Any], *streams: bytes) -> bytes:
-    """A frame that says of itself whatever it likes, with the right checksum."""
-    told = {"streams": [], "end": 0, "news": {}, "info": json.dumps({"d": []}), "learned": [], "steps": [],
-            "captures": [], **head}  # fmt: skip
-    packed = zlib.compress(json.dumps(told).encode())
-    rest = struct.pack("<I", len(packed)) + packed + b"".join(streams)
-    return struct.pack("<4sIII", b"SGJB", len(rest), zlib.crc32(rest), 0) + rest
 
 
 def test_a_frame_is_read_as_it_was_written() -> None:

@@ -9,9 +9,9 @@ import torch
 import sightline as sl
 from sightline.views.lineage import lineage
 from sightline.views.rendering import width
-from tests.analysis.test_nonfinite import NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden
+from tests.measured import NANS, measured
 from tests.recording.nets import Net
 from tests.views.odd_traces import crashed, hostile, nested
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import sightline as sl
 from sightline.views.nonfinite import nonfinite
 from sightline.views.rendering import width
-from tests.analysis.test_nonfinite import FINE, INFS, NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden
+from tests.measured import FINE, INFS, NANS, measured
 from tests.views.odd_traces import hostile
 
 

@@ -9,9 +9,9 @@ import torch
 import sightline as sl
 from sightline.views.overview import overview
 from sightline.views.rendering import width
-from tests.analysis.test_nonfinite import INFS, NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden
+from tests.measured import INFS, NANS, measured
 from tests.views.odd_traces import crashed, hostile, nested
 
 

@@ -19,9 +19,9 @@ from sightline.views.rendering import View, width
 from sightline.views.source import source
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics, _pooled
 from sightline.views.summary import summary
-from tests.analysis.test_nonfinite import INFS, NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden
+from tests.measured import INFS, NANS, measured
 from tests.views.measured import steady, tiny_transformer
 
 NAN = math.nan

@@ -13,9 +13,9 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.views.rendering import width
 from sightline.views.shapes import FULL, SHORT, SHORTEST, Exchange, Item
 from sightline.views.summary import summary
-from tests.analysis.test_nonfinite import NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden
+from tests.measured import NANS, measured
 from tests.views.odd_traces import crashed, hostile, nested
 
 
