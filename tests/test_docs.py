@@ -1,9 +1,9 @@
 """The examples of the README and the docs run, and print what stands below them.
 
-A block that begins with ``# name.py`` is that file, and is run by itself if nothing else mentions it. The
-other ``python`` blocks of a document are one script, run as a user would; a ``text`` block right after one is
-what it prints, with ``...`` for what varies. A ``console`` block is a session in the same folder afterwards:
-commands after ``$ ``, and what each prints.
+A block that begins with ``# name.py`` is that file, and is run by itself if nothing else mentions it or its output
+is shown. The other ``python`` blocks of a document are one script, run as a user would; a ``text`` block after one is
+its output, with ``...`` for parts that vary. A ``console`` block is a session in the same folder afterwards:
+commands after ``$ ``, each with its output.
 """
 
 from __future__ import annotations
@@ -37,18 +37,24 @@ def test_examples_run_and_print_what_is_shown(document: Path, tmp_path: Path) ->
         pytest.skip("the viewer is not built: that needs Node 20")
     script: list[str] = []
     wanted: list[str | None] = []
+    file = ""  # of the block before, where it is a file
     for kind, text in _BLOCK.findall(document.read_text("utf-8")):
         if kind == "python" and (found := _FILE.match(text)):
             # The comment line stays out, so that line numbers in the text are those of the model itself.
-            (tmp_path / found[1]).write_text(text[found.end() :], "utf-8")
-            if len(re.findall(rf"\b{found[1][:-3]}\b", document.read_text("utf-8"))) == 1:
-                _run(tmp_path, text[found.end() :])
+            file = found[1]
+            (tmp_path / file).write_text(text[found.end() :], "utf-8")
+            if len(re.findall(rf"\b{file[:-3]}\b", document.read_text("utf-8"))) == 1:
+                _run(tmp_path, file)
         elif kind == "python":
             script += (text, f"print({_MARK!r})\n")
             wanted.append(None)
+            file = ""
+        elif kind == "text" and file:
+            _compare(f"{document.name}: {file}", text, _run(tmp_path, file))
         elif kind == "text":
             wanted[-1] = text
-    printed = _run(tmp_path, "".join(script)).split(_MARK + "\n")
+    (tmp_path / "example.py").write_text("".join(script), "utf-8")
+    printed = _run(tmp_path, "example.py").split(_MARK + "\n")
     for text, shown in zip(wanted, printed, strict=False):
         if text is not None:
             _compare(document.name, text, shown)
@@ -81,12 +87,9 @@ def _session(where: str, session: str, folder: Path) -> None:
         _compare(f"{where}: {command}", wanted, done.stdout)
 
 
-def _run(folder: Path, script: str) -> str:
-    """What a script prints, run in a folder of its own."""
-    if not script:
-        return ""
-    (folder / "example.py").write_text(script, "utf-8")
-    command = [sys.executable, "example.py"]
+def _run(folder: Path, file: str) -> str:
+    """The output of a script in a folder."""
+    command = [sys.executable, file]
     done = subprocess.run(
         command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False
     )
