@@ -131,6 +131,37 @@ def test_a_newer_format_asks_for_an_update(copy: Path) -> None:
     assert "was written by a newer sightline (format 2; this one reads up to 1)" in refused(copy)
 
 
+def declared_later(monkeypatch: pytest.MonkeyPatch, table: str, name: str) -> None:
+    """As if a column had been declared after everything that is on disk was written."""
+    columns = schema.KINDS[table].declared
+    column = columns[name]
+    later = replace(column, meaning=replace(column.meaning, since=schema.REVISION + 1))
+    monkeypatch.setitem(columns, name, later)
+
+
+def test_a_column_that_was_declared_later_is_missing_in_every_row(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(copy, "DELETE FROM chunks WHERE kind = 'ops' AND name = 'thread'")
+    assert "ops/thread has 0 rows" in refused(copy)
+    declared_later(monkeypatch, "ops", "thread")
+    data = load(copy)
+    assert data.ops.thread.tolist() == [-1] * len(data.ops)
+    assert {op.thread for op in Trace(data).ops} == {-1}
+
+
+@pytest.mark.parametrize("revision", ["0", '"1"', "null", "[]"])
+def test_a_revision_that_is_none(copy: Path, revision: str) -> None:
+    altered(copy, f"UPDATE facts SET data = '{revision}' WHERE name = 'revision'")
+    assert "it does not say which columns it has" in refused(copy)
+
+
+def test_a_bundle_without_a_revision_is_of_the_first(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    altered(copy, "DELETE FROM facts WHERE name = 'revision'", "DELETE FROM chunks WHERE name = 'thread'")
+    declared_later(monkeypatch, "ops", "thread")
+    assert set(load(copy).ops.thread.tolist()) == {-1}
+
+
 @pytest.mark.parametrize("added", sorted(schema.ADDED))
 def test_an_older_bundle_without_a_table_opens(added: str, copy: Path) -> None:
     connection = sqlite3.connect(copy / "rank0.db")

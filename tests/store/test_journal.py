@@ -12,7 +12,7 @@ import pytest
 
 from sightline.assemble.batch import Batch, Streams
 from sightline.errors import DamagedFile
-from sightline.store import load
+from sightline.store import journal, load
 from sightline.store.journal import HEAD, JOURNAL, Journal, encode
 from tests.store.journals import frame, written
 
@@ -100,3 +100,10 @@ def test_hostile_journals(tmp_path: Path, what: str) -> None:
 def test_other_files(tmp_path: Path, head: bytes, sentence: str) -> None:
     with pytest.raises(DamagedFile, match=sentence):
         load(written(tmp_path, head=head))
+
+
+def test_a_journal_of_another_layout_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, encode(Batch(), {}, INFO))
+    monkeypatch.setattr(journal, "VERSION", journal.VERSION + 1)
+    with pytest.raises(DamagedFile, match="open it once with the sightline that recorded it"):
+        load(tmp_path)

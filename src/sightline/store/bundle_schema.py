@@ -57,6 +57,8 @@ MAX_LINKS: Final = 1 << 24  #: the lengths of all stacks of frames, or of module
 
 #: The tables of columns.
 KINDS: Final = COLUMN_TABLES
+#: Which columns there are: it rises with each that is added, and a file without one is of the first.
+REVISION: Final = max(column.meaning.since for column in all_columns())
 #: Tables that bundles of earlier versions do not have: they are empty there.
 ADDED: Final = frozenset({"allocations", "device_work"})
 #: The one column that stands alone.
@@ -66,6 +68,11 @@ STORAGES: Final = ("storages", "nbytes")
 def columns_of(kind: str) -> dict[str, str]:
     """The columns of a table and the dtype of each."""
     return KINDS[kind].dtypes()
+
+
+def came_later(kind: str, name: str, revision: int) -> bool:
+    """Whether a file of this revision was written before the column was declared."""
+    return kind in KINDS and KINDS[kind].declared[name].meaning.since > revision
 
 
 def length_name(kind: str, name: str) -> str:

@@ -55,6 +55,7 @@ class Database:
             try:
                 self._check_schema()
                 self.facts = self._facts()
+                self.revision = self._revision()
                 self.counts = self._counts()
             except BaseException:
                 self._close()
@@ -221,6 +222,12 @@ class Database:
             if name != "sums" and zlib.crc32(data.encode()) != self._sums.get(f"facts.{name}"):
                 raise Damage(f"its fact {quoted(name)} was altered")
         return facts
+
+    def _revision(self) -> int:
+        revision = parse_json(self.facts.get("revision", "1"))
+        if not is_integer(revision) or revision < 1:
+            raise Damage("it does not say which columns it has")
+        return int(revision)
 
     def _counts(self) -> dict[str, int]:
         stated = parse_json(self.facts["counts"])

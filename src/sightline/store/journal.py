@@ -37,11 +37,13 @@ from sightline.data.forms import Form
 from sightline.data.trace_data import CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
 from sightline.schema.streams import COUNTS, FLOATS, LANES
 from sightline.store import json_codec
+from sightline.store.bundle_schema import REVISION
 from sightline.store.damage import Damage, quoted
 from sightline.store.limits import Budget, json_cost
 
 JOURNAL: Final = "rank0.journal"
-VERSION: Final = 1
+#: Rows are read by position: each added field makes another format.
+VERSION: Final = REVISION
 _MAGIC: Final = b"SIGHTJNL"
 HEAD: Final = _MAGIC + struct.pack("<I", VERSION)
 _FRAME: Final = struct.Struct("<4sIII")
@@ -153,8 +155,13 @@ class Journal:
                 f"it is a journal of format {version}, and this sightline reads up to {VERSION}: "
                 f"update sightline to open it"
             )
-        if version != VERSION:
+        if not version:
             raise Damage("its header was altered")
+        if version < VERSION:
+            raise Damage(
+                f"it is a journal of format {version}, and this sightline reads {VERSION}: open it once with "
+                f"the sightline that recorded it, which makes a bundle of it"
+            )
         at = len(HEAD)
         while at < size:
             mark, length, checksum, _ = _FRAME.unpack(_padded(os.pread(self._file, _FRAME.size, at)))

@@ -210,11 +210,13 @@ class UnfinishedTrace(LoadedTrace):
 
 
 def _read_column(database: Database, kind: str, name: str) -> Array:
-    """A column from its chunks; offsets are stored as lengths."""
+    """A column from its chunks; offsets are stored as lengths. One that the file is too old for is -1."""
     dtype = "<i8" if kind == "storages" else schema.columns_of(kind)[name]
     rows = database.counts["storages" if kind == "storages" else schema.length_name(kind, name)]
     offsets = name.endswith("_offsets")
     database.budget.take(f"{kind}/{name}", (rows + offsets) * np.dtype(dtype).itemsize)
+    if schema.came_later(kind, name, database.revision):
+        return np.full(rows, -1, dtype=dtype)
     column = np.zeros(rows + offsets, dtype=dtype)
     target = column[1:] if offsets else column
     at = 0

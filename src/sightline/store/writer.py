@@ -231,6 +231,7 @@ def _write(
         now = datetime.now(UTC).isoformat(timespec="seconds")
         facts = {
             "counts": dump_json(counts),
+            "revision": dump_json(schema.REVISION),
             "info": json_codec.dumps({key: value for key, value in data.info.items() if key not in left_out}),
             "written": dump_json({"by": f"sightline {_version.__version__}", "at": now}),
             **({"environment": json_codec.dumps(environment)} if environment else {}),
