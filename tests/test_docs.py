@@ -1,9 +1,9 @@
 """The examples of the README and the docs run, and print what stands below them.
 
-A block that begins with ``# name.py`` is that file, and is run by itself if nothing else mentions it or its output
-is shown. The other ``python`` blocks of a document are one script, run as a user would; a ``text`` block after one is
-its output, with ``...`` for parts that vary. A ``console`` block is a session in the same folder afterwards:
-commands after ``$ ``, each with its output.
+A block that begins with ``# name.py`` is that file, and is run by itself if nothing else mentions it or its
+output is shown. The other ``python`` blocks of a document are one script, run as a user would; a ``text``
+block after one is its output, with ``...`` for parts that vary. A ``console`` block is a session in the same
+folder afterwards: commands after ``$ ``, each with its output.
 """
 
 from __future__ import annotations
