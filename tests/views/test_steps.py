@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -324,3 +325,18 @@ def test_evaluation_and_sampling_have_a_line() -> None:
 def test_a_loss_that_is_no_number_is_written_once() -> None:
     rows = text([facts(0, losses=((math.nan,),)), facts(1, losses=((0.5, math.nan),))])
     assert [row.split("  ")[-1] for row in rows] == [*map(str.strip, ("nan", "0.5 and nan"))]
+
+
+@BOTH_ENGINES
+def test_gradients_of_the_step_before_are_no_reason_to_look_for_a_nan(engine: Any) -> None:
+    net = nn.Linear(4, 1)
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
+    with sl.trace(net, stats=True, engine=engine) as t:
+        for factor in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            loss = net(torch.ones(2, 4)).square().mean() * factor
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert "t.nonfinite()" in str(t.step(1))
+    assert "t.nonfinite()" not in str(t.step(2))

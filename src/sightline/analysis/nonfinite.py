@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.analysis.cost import leaf_ops
 from sightline.analysis.lineage import Lineage, lineage_of
@@ -35,7 +36,15 @@ from sightline.analysis.op_text import (
 from sightline.data.index import Index, ModuleCall, Op, Value
 from sightline.data.nonfinite_rule import INF, NAN, argument_states, new_states
 from sightline.data.op_groups import UNINITIALIZED
-from sightline.data.trace_data import FLAVOURS, KINDS, MUTATES, RAISED, REQUIRES_GRAD, UNFINISHED
+from sightline.data.trace_data import (
+    FLAVOURS,
+    KINDS,
+    MUTATES,
+    RAISED,
+    REQUIRES_GRAD,
+    UNFINISHED,
+    TraceData,
+)
 from sightline.notation import value_text
 from sightline.patterns import op_matches, path_matches
 
@@ -378,16 +387,29 @@ class NonFiniteSource:
         return f"{self.value.kind} {name} came with {counts_text(self.measured)} in {self.measured}"
 
 
+def _used(data: TraceData) -> NDArray[np.bool_]:
+    """The values that an op or a module call reads or returns; others are only held meanwhile."""
+    used = np.zeros(len(data.values), dtype=np.bool_)
+    for rows in (data.ops, data.calls):
+        for ids in (rows.inputs, rows.outputs):
+            used[ids[ids >= 0]] = True
+    return used
+
+
 def nonfinite_sources(index: Index) -> list[NonFiniteSource]:
-    """The values that held a NaN before any op ran."""
-    stats = index.raw.stats
+    """The values that held a NaN before any op ran, and that an op or a module reads.
+
+    In the recording of one step, gradients of the step before may only be held until they are cleared.
+    """
+    stats, used = index.raw.stats, _used(index.raw)
     sources: dict[int, NonFiniteSource] = {}
     for id in stats.value[stats.nans > 0].tolist():
         measured = root = index.values[id]
         while root.base is not None and root.previous is None:
             root = root.base
         own = root.id == id or root.stats is None
-        if own and root.producer is None and root.previous is None and root.kind in _EXTERNAL_KINDS:
+        before = root.producer is None and root.previous is None and root.kind in _EXTERNAL_KINDS
+        if own and before and (used[id] or used[root.id]):
             sources.setdefault(root.id, NonFiniteSource(root, measured))
     return list(sources.values())
 
@@ -421,7 +443,7 @@ def nonfinite_reported(index: Index) -> bool:
     Masks, and memory that was overwritten before it was read, are not.
     """
     stats, values = index.raw.stats, index.raw.values
-    bad = stats.value[(stats.nans > 0) | (stats.infs > 0)]
+    bad = stats.value[((stats.nans > 0) | (stats.infs > 0)) & _used(index.raw)[stats.value]]
     single = np.array([meta.numel == 1 for meta in index.raw.metas], dtype=np.bool_)[values.meta[bad]]
     losses = single & ((values.flags[bad] & REQUIRES_GRAD) != 0)
     gradients = (values.kind[bad] == KINDS.index("gradient")) & (values.name[bad] >= 0)
