@@ -50,3 +50,12 @@ def test_the_compiled_module_with_another_result_is_named(backend: str) -> None:
     assert "(blocks.1): another result than the 26 ops of the first side" in diff.divergence.text
     assert diff.divergence.text.endswith("inputs are the same")
     assert len(diff.divergences) == 1
+
+
+def test_two_compiled_models_that_part_are_not_said_to_run_the_same_ops() -> None:
+    one, other = (torch.compile(net(*scales), backend="eager") for scales in ((), (1.0, 2.0, 1.0)))
+    diff = sl.diff(_compiled(one, "eager"), _compiled(other, "eager"))
+    assert diff.verdict == "different"
+    assert "what ran inside compiled code was not compared" in str(diff)
+    assert "the same ops" not in str(diff)
+    assert diff.notes[0].endswith("the ops of a ran in compiled code and the ops of b ran in compiled code")

@@ -19,7 +19,7 @@ from tests.recording.engines import BOTH_ENGINES
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 COMPILED = 'compiled code ran as 2 opaque ops (compiled Net): compiled="eager" shows what runs inside'
-THREADS = "3 module calls on other threads (Net first) were not recorded: start the recording on their thread"
+THREADS = "3 module calls on other threads (Net first) were not recorded: start a recording on those threads"
 
 
 class Net(nn.Module):

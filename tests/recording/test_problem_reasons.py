@@ -62,12 +62,20 @@ def _too_late(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     F.cross_entropy(model(X), Y).backward()
 
 
+def _frozen(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.requires_grad_(False)
+    scale = torch.ones((), requires_grad=True)
+    (model(X) * scale).mean().backward()
+    optimizer.step()
+
+
 REASONS: dict[str, tuple[Step, str, int]] = {
     "a number": (_number, "did not reach them: its loss was computed from a new tensor alone, tensor at ", 3),
     "detached": (_detached, "did not reach them: they are cut off by detach at ", 2),
     "no_grad": (_without_grad, "them: they are cut off by a block without gradients, linear", -1),
     "cleared": (_cleared, "they were cleared after loss.backward() and before the step", 0),
     "returned": (_returned, "none was left in .grad: torch.autograd.grad leaves none there", 0),
+    "frozen": (_frozen, "they are frozen (requires_grad=False)", 0),
     "too late": (_too_late, "no backward pass ran before its first step", 0),
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -119,3 +120,31 @@ def test_what_no_check_saw_is_named() -> None:
     with sl.trace(model, stats=True) as t:
         model(torch.randn(3, 2))
     assert problems_line(t) == "problems  none found"
+
+
+def test_two_steps_are_enough_for_a_loss_that_explodes() -> None:
+    t = train(rate=1e-9, steps=2, loss_of=lambda y, step: y.mean() + 1.7 * 80000**step)
+    assert re.search(r"the loss grows from 1\.\d+ to 1\.36e\+05 in 2 steps", str(t.problems()))
+
+
+def test_a_loss_that_jumps_and_comes_back_is_named_with_its_step() -> None:
+    t = train(rate=1e-9, steps=6, loss_of=lambda y, step: y.mean() + (2e6 if step == 2 else 2.0))
+    found = str(t.problems(kind="loss-spike"))
+    assert "the loss jumps to 2e+06 in step 2" in found
+    assert "none found" not in problems_line(t)
+
+
+def test_gradients_that_are_0_in_the_last_two_steps_are_a_problem() -> None:
+    t = train(steps=6, clip=True, loss_of=lambda y, step: y.mean() * (step < 4))
+    assert "the norm of the gradients is 0 in every step from step 4 on" in str(t.problems())
+
+
+def test_calls_on_another_thread_are_not_looked_at() -> None:
+    model = loops.net()
+    with sl.trace(model, stats=True, engine="native") as t:
+        model(torch.randn(2, 4))
+        worker = threading.Thread(target=lambda: model(torch.randn(2, 4)))
+        worker.start()
+        worker.join()
+    assert "not looked at: other threads" in problems_line(t)
+    assert "module calls on other threads" in str(t.problems())

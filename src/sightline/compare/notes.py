@@ -40,6 +40,8 @@ def _lack_of_ops(name: str, data: TraceData) -> str:
         return f'{name} has no ops (ops="none")'
     if data.info.get("unfinished"):
         return f"{name} was cut off before its first ops were written"
+    if len(data.ops):
+        return f"the ops of {name} ran in compiled code"
     return f"{name} has no ops"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sightline.analysis.cost import is_opaque
 from sightline.compare.constants import (
     Constant,
     constants,
@@ -243,6 +244,8 @@ class Reasons:
         a, b = self._alignment.a, self._alignment.b
         last = region.ops_a[-1] if region.ops_a else -1, region.ops_b[-1] if region.ops_b else -1
         text = "the same ops on the same inputs"
+        if max(last) < 0 and any(is_opaque(side.data).any() for side in (a, b)):
+            text = "the same inputs; what ran inside compiled code was not compared"
         if min(last) >= 0:
             one, other = (side.index.ops[op].outputs[0] for side, op in ((a, last[0]), (b, last[1])))
             if one.device != other.device:

@@ -33,14 +33,16 @@ def other_threads_note(calls: int, module: str) -> str:
     """The sentence for module calls on threads that nothing records; "" for none.
 
     >>> other_threads_note(3, "Net")
-    '3 module calls on other threads (Net first) were not recorded: start the recording on their thread'
+    '3 module calls on other threads (Net first) were not recorded: start a recording on those threads'
     """
     if not calls:
         return ""
-    first = f"{module} first" if calls > 1 else module
-    many = f"{calls:,} module calls on other threads" if calls > 1 else "a module call on another thread"
-    verb = "were" if calls > 1 else "was"
-    return f"{many} ({first}) {verb} not recorded: start the recording on their thread"
+    if calls == 1:
+        return (
+            f"a module call on another thread ({module}) was not recorded: start a recording on that thread"
+        )
+    many = f"{calls:,} module calls on other threads ({module} first)"
+    return f"{many} were not recorded: start a recording on those threads"
 
 
 def other_threads(data: TraceData) -> str:

@@ -29,6 +29,7 @@ from sightline.analysis.problems.context import BACKWARD, ProblemContext
 from sightline.analysis.problems.problem import FIRST, Check, Confidence, Problem, Severity, merge_findings
 from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.data.index import Index
+from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import FLAVOURS
 from sightline.data.trace_data import KINDS as VALUE_KINDS
 
@@ -48,6 +49,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     training_loop.clipped_after_step,
     training_curves.loss_not_finite,
     training_curves.loss_grows,
+    training_curves.loss_jumps,
     training_curves.gradients_of_zero,
     training_curves.norm_grows,
     training_curves.learning_rate_vanishes,
@@ -125,8 +127,10 @@ def gaps(index: Index) -> list[Gap]:
     if opaque:
         text = f'{opaque:,} calls of compiled code were not looked into: compiled="eager" shows their ops'
         found.append(Gap("compiled code", text))
+    if threads := other_threads(data):
+        found.append(Gap("other threads", threads))
     external = int((data.values.kind == VALUE_KINDS.index("external")).sum())
-    if external:
+    if external and not threads:
         text = (
             f"{external:,} tensors came from code that was not recorded, such as another thread: what made "
             "them was not looked at"

@@ -136,6 +136,16 @@ class Training:
         """Whether a gradient came back to a parameter."""
         return name in self._keys and self._has_gradient(self._keys[name])
 
+    def is_frozen(self, name: str) -> bool:
+        """Whether a parameter requires no gradient."""
+        return name in self._frozen
+
+    @cached_property
+    def _frozen(self) -> set[str]:
+        """Every name of every parameter that requires no gradient."""
+        infos = [info for module in self._data.modules for info in module.parameters if not info.buffer]
+        return {path for info in infos if not info.trainable for path in self._paths.get(info.key, ())}
+
     def cut_of(self, name: str) -> int:
         """The op after which the branch of a parameter goes on without gradients, or -1: see `cut`."""
         values = self._values_of(self._keys[name]) if name in self._keys else ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Final
 
 from sightline.analysis.nonfinite import first_nonfinite
@@ -17,7 +18,7 @@ from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.analysis.step_summaries import StepSummary, step_numbers
 from sightline.notation import number_text
 
-_LEAST_STEPS: Final = 3
+_LEAST_STEPS: Final = 2
 _SOME_STEPS: Final = 5  #: so that one odd batch is not taken for a trend
 _GROWS: Final = 10  #: how many times the first losses the last ones are, in a run that diverges
 _EXPLODES: Final = 1000
@@ -99,6 +100,27 @@ def loss_grows(context: ProblemContext) -> Iterator[Finding]:
                 f"{len(numbers):,} steps"
             )
             yield Finding(title, frame=frame, confidence=sure)
+
+
+@check(
+    "loss-spike",
+    Severity.WARNING,
+    "Look at the batch of this step, and clip the gradients: one such step can undo many.",
+    Confidence.LIKELY,
+)
+def loss_jumps(context: ProblemContext) -> Iterator[Finding]:
+    """A loss that is in one step many times as large as in the others, and comes back."""
+    for frame, curve in context.derived(TrainingCurves).losses.items():
+        numbers = [abs(number) for _, number in curve]
+        if len(numbers) < _SOME_STEPS or not all(map(math.isfinite, numbers)):
+            continue
+        step, largest = max(curve, key=lambda each: abs(each[1]))
+        usual = median(numbers)
+        if abs(largest) < max(1, _EXPLODES * usual) or not usual or step is curve[-1][0]:
+            continue
+        times = number_text(float(f"{abs(largest) / usual:.2g}"))
+        title = f"the loss jumps to {number_text(largest)} in step {step.number}, {times} times the median"
+        yield Finding(title, frame=frame)
 
 
 def _growth(numbers: Sequence[float]) -> float:

@@ -60,6 +60,8 @@ def _why_no_gradient(
     if not bisect_left(record.backward, first):
         return "no backward pass ran before its first step"
     training = context.derived(Training)
+    if optimizer.names and all(map(training.is_frozen, optimizer.names)):
+        return "they are frozen (requires_grad=False)"
     starts = [(op, value) for op, value, _ in backward_starts(context.data) if op < first]
     if not optimizer.names or not context.complete:
         return "a backward pass ran before it, and left none in them"
