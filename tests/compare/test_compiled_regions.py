@@ -53,6 +53,8 @@ def test_the_compiled_module_with_another_result_is_named(backend: str) -> None:
 
 
 def test_two_compiled_models_that_part_are_not_said_to_run_the_same_ops() -> None:
+    one: Any
+    other: Any
     one, other = (torch.compile(net(*scales), backend="eager") for scales in ((), (1.0, 2.0, 1.0)))
     diff = sl.diff(_compiled(one, "eager"), _compiled(other, "eager"))
     assert diff.verdict == "different"

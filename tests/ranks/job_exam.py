@@ -210,7 +210,7 @@ def _planted(job: Job) -> tuple[str, list[str]]:
     equal = "Both" if job.world == 2 else f"All {job.world}"
     match job.fault:
         case "seeds":
-            seeds = f"rank 0 has the seed 100, {odd} has the seed {100 + job.rank}"
+            seeds = f"seeds as the recording began: 100 on rank 0, {100 + job.rank} on {odd}"
             return (
                 f"error 0.weight is not the same on {odd} as on rank 0 before the first forward pass",
                 [line("model"), seeds],

@@ -74,7 +74,7 @@ def test_real_jobs_of_two_processes(tmp_path: Path) -> None:
         assert f"exam_job.py:{lines['call']} in train" in text
     text = screen("other_seeds")
     assert "error 0.weight is not the same on rank 1 as on rank 0 before the first forward pass" in text
-    assert "rank 0 has the seed 100, rank 1 has the seed 101" in text
+    assert "seeds as the recording began: 100 on rank 0, 101 on rank 1" in text
     text = screen("ddp_slow")
     assert re.search(
         r"warning Rank 1 comes last to \d+ of \d+ collectives: rank 0 waits \d+ ms for it", text

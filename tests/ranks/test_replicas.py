@@ -170,7 +170,7 @@ def test_other_seeds_of_replicas_that_a_program_makes_itself(tmp_path: Path) -> 
     problems = problems_of(tmp_path / "run.sight")
     assert [each.kind for each in problems] == ["seeds"]
     assert problems[0].title == "weight is not the same on rank 2 as on rank 0 before the first forward pass"
-    assert problems[0].detail == "rank 0 has the seed 0, rank 2 has the seed 7"
+    assert problems[0].detail == "seeds as the recording began: 0 on rank 0, 7 on rank 2"
     assert problems[0].place.endswith(line(by_hand, 2))
 
 

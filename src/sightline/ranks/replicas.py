@@ -165,7 +165,8 @@ def _unequal_start(run: Run, record: RankRecord, name: str, odd: list[int], line
     """Weights that were not the same to begin with; where seeds differ, because of these."""
     seeds = {rank: run.records[rank].info.get("seed") for rank in (record.rank, odd[0])}
     has_other_seed = len(set(seeds.values())) > 1
-    detail = [", ".join(f"rank {rank} has the seed {seed}" for rank, seed in seeds.items())] * has_other_seed
+    texts = ", ".join(f"{seed} on rank {rank}" for rank, seed in seeds.items())
+    detail = [f"seeds as the recording began: {texts}"] * has_other_seed
     reduction = record.values.reduced.get(name)
     if line < 0 and reduction is not None:
         line = reduction.place
