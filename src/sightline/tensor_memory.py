@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_MAX_PARTS = 1000  #: of a container that are looked at
 _plain_dispatch = torch.Tensor.__torch_dispatch__
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _functorch_unwrapped = torch._C._functorch.get_unwrapped
@@ -34,6 +35,27 @@ def is_freed(tensor: Any) -> bool:
     if _is_strided(tensor):
         return not _reaches_its_elements(tensor)
     return any(is_freed(part) for part in _parts(tensor))
+
+
+def holds_freed(item: Any, depth: int = 6) -> bool:
+    """Whether a tensor in an argument of an exception, or inside a container, is freed.
+
+    The text of such an object would read memory that is not there.
+    """
+    if isinstance(item, torch.Tensor):
+        return is_freed(item)
+    if depth == 0:
+        return False
+    if isinstance(item, BaseException):
+        state = object.__getattribute__(item, "__dict__")
+        parts = [*BaseException.args.__get__(item), *state.values()]  # type: ignore[attr-defined]
+    elif isinstance(item, dict):
+        parts = list(item.values())
+    elif isinstance(item, list | tuple | set | frozenset):
+        parts = list(item)
+    else:
+        return False
+    return any(holds_freed(part, depth - 1) for part in parts[:_MAX_PARTS])
 
 
 def _is_strided(tensor: Any) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -48,10 +50,10 @@ def cut_short(rank: Path) -> None:
 
 def altered(rank: Path) -> None:
     """Damage that is seen when the rank is read, and not when it is opened."""
-    database = rank / "rank0.db"
-    data = bytearray(database.read_bytes())
-    data[-2000:-1000] = bytes(1000)
-    database.write_bytes(data)
+    with closing(sqlite3.connect(rank / "rank0.db")) as database, database:
+        database.execute(
+            "UPDATE chunks SET data = zeroblob(length(data)) WHERE kind = 'ops' AND name = 'inputs'"
+        )
 
 
 def pipe(rank: Path) -> None:
@@ -124,6 +126,21 @@ def test_the_first_screen_and_a_copy_say_which_rank_is_missing(
     assert "Rank 1 is left out: " in " ".join(str(t).split())
     assert "rank 1 cannot be read and is not in it" in t.save(tmp_path / "saved.sight")
     assert list(sl.load(tmp_path / "saved.sight").ranks) == [0, 2]
+
+
+def test_a_job_is_not_whole_without_one_of_its_ranks(copy: Path) -> None:
+    shutil.rmtree(copy / "rank1.sight")
+    done = validated(copy)
+    assert done.exit_code == 1
+    assert done.stderr.endswith("is not whole: rank 1 of 3 is missing; ranks 0 and 2 are sound.\n")
+
+
+def test_a_rank_in_the_place_of_another_is_named(copy: Path) -> None:
+    shutil.rmtree(copy / "rank1.sight")
+    shutil.copytree(copy / "rank0.sight", copy / "rank1.sight")
+    done = validated(copy)
+    assert done.exit_code == 1
+    assert "rank 1 is not sound: it is the recording of rank 0." in done.stdout.splitlines()
 
 
 def test_an_error_keeps_its_type(copy: Path) -> None:

@@ -73,6 +73,47 @@ def test_is_not_read_for_an_error(call: Any) -> None:
     assert "tensor(" not in str(caught.value)
 
 
+class ShowsIt(Exception):
+    """An exception whose text shows a tensor that is no argument of it."""
+
+    def __init__(self, tensor: Any) -> None:
+        super().__init__("bad")
+        self.tensor = tensor
+
+    def __str__(self) -> str:
+        return f"bad {self.tensor}"
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize(
+    "error", [lambda one: ValueError("bad", one), lambda one: KeyError({"x": [one]}), ShowsIt]
+)
+def test_the_text_of_an_exception_is_not_made_of_it(engine: Any, error: Any) -> None:
+    one = error(freed())
+    with pytest.raises(type(one)), sl.trace(engine=engine) as t:
+        raise one
+    assert t.info["exception"] == f"{type(one).__name__}: <its text shows a tensor whose memory was freed>"
+
+
+@BOTH_ENGINES
+def test_a_module_is_not_asked_for_a_text_that_shows_it(engine: Any) -> None:
+    class Shown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(freed())
+
+        def extra_repr(self) -> str:
+            return f"{self.weight}"
+
+        def forward(self, x: Any) -> Any:
+            return x + 1
+
+    model = Shown()
+    with sl.trace(model, engine=engine) as t:
+        model(torch.ones(2))
+    assert len(t.module_calls) == 1
+
+
 def test_views_name_it_by_its_class() -> None:
     with sl.trace() as t:
         torch.ones(2).relu()

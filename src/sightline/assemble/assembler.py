@@ -380,10 +380,12 @@ class Assembler:
 
     def captures(self) -> list[CaptureInfo]:
         """The captures, with positions of values in place of ids."""
-        ids = np.array([info.value for info in self._captures], dtype=np.int64)
+        lost = self._tables.lost_captures
+        captures = [info for info in self._captures if info.key not in lost] if lost else self._captures
+        ids = np.array([info.value for info in captures], dtype=np.int64)
         positions = self.position_of(ids)
         positions[ids >= self._first_value] = -1
-        return [replace(info, value=at) for info, at in zip(self._captures, positions.tolist(), strict=True)]
+        return [replace(info, value=at) for info, at in zip(captures, positions.tolist(), strict=True)]
 
     def node_ops(self) -> dict[int, int]:
         """Autograd nodes and the ops that made them."""

@@ -89,6 +89,7 @@ class Tables:
     aten_passage: int = 0  #: ns that torch adds to every observed aten op
     api_passage: int = 0
     whole_ops: bool = False  #: autograd numbers were read after the whole op, its autograd part included
+    lost_captures: frozenset[str] = frozenset()  #: keys of tensors that could not be written
     fingerprint: bool = False  #: whether statistics include the lanes of a fingerprint
 
 

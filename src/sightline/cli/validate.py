@@ -37,11 +37,17 @@ def command(file: str) -> None:
     if folder is None:
         click.echo(f"{printable_text(file)} is {_report(trace)}.")
         return
-    sound = []
+    sound, worlds = [], [0]
     for rank, path in folder.paths.items():
         try:
-            text = _report(Trace(load(path)))
-            sound.append(rank)
+            of_rank = Trace(load(path))
+            text = _report(of_rank)
+            recorded = of_rank.info.get("rank", rank)
+            worlds.append(int(of_rank.info.get("world_size") or 0))
+            if recorded == rank:
+                sound.append(rank)
+            else:
+                text = f"not sound: it is the recording of rank {recorded}"
         except SightlineError as error:
             text = f"not sound: {str(error).removesuffix('.')}"
         click.echo(printable_text(f"rank {rank} is {text}."))
@@ -52,6 +58,13 @@ def command(file: str) -> None:
         raise click.ClickException(
             f"{printable_text(file)} is not sound: {len(bad)} of its {len(folder.paths)} ranks "
             f"{'is' if len(bad) == 1 else 'are'} not, {ranks_text(bad)}."
+        )
+    missing = [rank for rank in range(max(worlds)) if rank not in folder.paths]
+    if missing:
+        raise click.ClickException(
+            f"{printable_text(file)} is not whole: {ranks_text(missing)} of {max(worlds)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing; {ranks_text(sound)} "
+            f"{'is' if len(sound) == 1 else 'are'} sound."
         )
     click.echo(f"{printable_text(file)} is sound: {ranks_text(sound)}.")
 

@@ -443,6 +443,14 @@ class CaptureObserver(Observer):
         """How many tensors were beyond ``max_bytes``, cannot be copied, or could not be written."""
         return self._left_out + (0 if self._writer is None else self._writer.failures)
 
+    @property
+    def lost(self) -> frozenset[str]:
+        """The keys of the tensors that could not be written."""
+        lost = frozenset() if self._writer is None else self._writer.lost
+        if self._files is None:
+            return lost
+        return frozenset(key for key, name in list(self._files.names.items()) if name in lost)
+
     # -- afterwards --------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -461,11 +469,11 @@ class CaptureObserver(Observer):
 
     def store(self) -> Store:
         """The store of the tensors captured so far."""
+        if self._session.running and self._writer is not None:
+            self._writer.flush()
         if self._files is not None:
             return self._files
         if self._folder is not None:
-            if self._session.running and self._writer is not None:
-                self._writer.flush()
             return ShardStore(self._folder)
         for key, tree in list(self._copies.items()):  # the model may go on meanwhile
             read = as_bytes(tree) if isinstance(tree, Tensor) else tree

@@ -21,7 +21,7 @@ from sightline.explain.failure import Failure
 from sightline.explain.out_of_memory import CPU_ALLOCATOR, REQUESTED_SIZE
 from sightline.notation import position_text
 from sightline.recording.torchapi import OpOverload, Tensor, unobserved
-from sightline.tensor_memory import has_memory
+from sightline.tensor_memory import has_memory, holds_freed
 from sightline.text_encoding import for_errors
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def add_note(error: BaseException, note: str) -> None:
 def message_of(error: BaseException) -> str:
     """The text of an exception; if its ``str()`` fails, the text that Python prints then."""
     try:
+        if unobserved(partial(holds_freed, error)):
+            return "<its text shows a tensor whose memory was freed>"
         return f"{error}"
     except BaseException:  # a class may raise anything here, while the exception is in flight
         return "<exception str() failed>"

@@ -24,7 +24,7 @@ from sightline.recording.torchapi import (
     no_torch_function,
     unobserved,
 )
-from sightline.tensor_memory import has_memory
+from sightline.tensor_memory import has_memory, holds_freed
 
 _MAX_EXTRA: Final = 500
 
@@ -250,7 +250,7 @@ class Modules:
         kind = type(module)
         return ModuleInfo(
             path, aliases, kind.__name__, kind.__module__, record.parent, _extra_repr(module),
-            bool(module.training), record.root, _parameters(module, path, self._key),
+            _is_training(module), record.root, _parameters(module, path, self._key),
         )  # fmt: skip
 
     def _key(self, tensor: Any) -> int:
@@ -320,10 +320,22 @@ def _attributes(module: Any) -> list[tuple[str, str, Any]]:
     return attributes
 
 
+def _is_training(module: Any) -> bool:
+    """The mode of a module; False where it has none, as in a frozen ScriptModule."""
+    try:
+        return bool(module.training)
+    except Exception:  # an attribute that is gone, or a property of the user's
+        return False
+
+
 def _extra_repr(module: Any) -> str:
-    if type(module).extra_repr is Module.extra_repr:
+    kind = type(module)
+    if kind.extra_repr is Module.extra_repr:
         return ""
     try:
+        if not kind.__module__.startswith("torch."):  # those of torch's own show no elements
+            if any(map(holds_freed, (module._parameters, module._buffers))):
+                return ""
         return str(module.extra_repr())[:_MAX_EXTRA]
     except Exception:  # it is the user's code, and only for display
         return ""

@@ -62,6 +62,8 @@ class TableSnapshot:
             tables.modules = session.modules.infos()
         tables.kernels = session.device_work.names
         tables.info = info_of(session)
+        if session.captures is not None:
+            tables.lost_captures = session.captures.lost
         return tables
 
 

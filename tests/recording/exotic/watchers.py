@@ -84,6 +84,22 @@ def scripted_inside(record: Record) -> Any:
 
 
 @program
+def scripted_and_frozen(record: Record) -> Any:
+    frozen = torch.jit.freeze(torch.jit.script(mlp().eval()))
+    model = nn.Sequential(nn.Linear(4, 4), frozen)
+    with record(model):
+        return model(X), frozen(X)
+
+
+@program
+def without_a_mode(record: Record) -> Any:
+    model = mlp()
+    del model.__dict__["training"]
+    with record(model):
+        return model(X)
+
+
+@program
 def scripted_while_recorded(record: Record) -> Any:
     model = mlp()
     with record(model):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 
 import sightline as sl
 from sightline.errors import CaptureError
+from sightline.store.shards.shard_file import ShardFile
 from tests.recording.engines import BOTH_ENGINES
 from tests.store.bundles import all_views
 
@@ -61,6 +64,43 @@ def test_the_run_goes_on_where_files_cannot_grow(
     assert 0 < len(loaded.ops) <= len(t.ops)
     for key in loaded.tensors:
         assert loaded.tensors[key].raw.nbytes
+
+
+@pytest.mark.faults
+@BOTH_ENGINES
+@pytest.mark.parametrize("file_format", ["safetensors", "pt"])
+def test_tensors_that_could_not_be_written_are_not_in_the_recording(
+    engine: Any, file_format: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, options = torch.nn.Linear(64, 64), sl.Capture(format=file_format, on_error="report")
+    full = threading.Event()
+
+    def failing(write: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            if full.is_set():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(*arguments)
+
+        return wrapped
+
+    monkeypatch.setattr(torch, "save", failing(torch.save))
+    monkeypatch.setattr(ShardFile, "add", failing(ShardFile.add))
+    with sl.trace(model, path=tmp_path / "run.sight", engine=engine, capture=options) as t:
+        model(torch.randn(8, 64))
+        assert list(t.tensors) == ["Linear/output/0/0"]
+        full.set()
+        for _ in range(5):
+            model(torch.randn(8, 64))
+        assert list(t.tensors) == ["Linear/output/0/0"]
+        full.clear()
+    assert t.info["left_out"] == 5
+    assert not [fault for fault in t.info["faults"] if "No bundle" in fault]
+    t.save(tmp_path / "copy.sight")
+    for recording in (t, sl.load(tmp_path / "run.sight"), sl.load(tmp_path / "copy.sight")):
+        assert list(recording.tensors) == ["Linear/output/0/0"]
+        assert recording.tensors["Linear/output/0/0"].raw.nbytes == 8 * 64 * 4
+        assert len(recording.module_calls) == 6
+        recording.validate()
 
 
 @BOTH_ENGINES

@@ -74,6 +74,7 @@ def _inside_text(value: str | bool | tuple[int, ...]) -> str:
 class TensorDescription:
     """A tensor as the header of a shard will describe it."""
 
+    key: str
     nbytes: int
     alignment: int  #: the offset of its bytes in the file must be a multiple of this
     entry: bytes  #: its entry in the header, up to the offsets
@@ -86,7 +87,7 @@ class TensorDescription:
         entry = f'{_quoted(info.key)}:{{"dtype":"{stored}","shape":{list(shape)},"data_offsets":'
         fields = [f'\\"{name}\\":{_inside(getattr(info, name))}' for name in _FIELDS]
         capture = f'{{{",".join(fields)},\\"order\\":{order}}}'
-        return cls(nbytes, STORED_SIZES[stored], entry.encode("ascii"), capture.encode("ascii"))
+        return cls(info.key, nbytes, STORED_SIZES[stored], entry.encode("ascii"), capture.encode("ascii"))
 
     @property
     def header_size(self) -> int:
@@ -123,6 +124,7 @@ class ShardFile:
         # Whole pages, so that the arrays of a mapped file are aligned.
         self._start = -(-(_HEADER_SIZE + room) // PAGE) * PAGE
         self._room = self._start - _HEADER_SIZE
+        self.keys: list[str] = []  #: of its tensors
         self._captures: list[bytes] = []
         self._entries: list[bytes] = []
         self._checksum = checksum
@@ -138,9 +140,6 @@ class ShardFile:
         except BaseException:
             self.discard()
             raise
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def room_for(self, tensor: TensorDescription) -> bool:
         """Whether the header has room for one more tensor."""
@@ -158,6 +157,7 @@ class ShardFile:
             raise
         end = self.size + tensor.nbytes
         self._entries.append(tensor.entry + b"[%d,%d]}" % (self.size, end))
+        self.keys.append(tensor.key)
         self._captures.append(tensor.capture[:-1] + _SUM % self._checksum(data.data))
         self.header_size += tensor.header_size
         self.size = end

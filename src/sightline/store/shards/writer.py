@@ -12,7 +12,7 @@ import time
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -122,6 +122,11 @@ class ShardWriter:
         return self._worker.failures
 
     @property
+    def lost(self) -> frozenset[str]:
+        """The keys of the tensors, and the names of the files, that were not written."""
+        return self._worker.lost
+
+    @property
     def failure(self) -> str | None:
         """The first thing that went wrong, as a sentence."""
         return str(self._worker.fault) if self._worker.fault else None
@@ -155,6 +160,10 @@ class _Tensor:
     def text(self) -> str:
         return f"the tensor {self.key!r}"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.key,)
+
 
 @dataclass(frozen=True, slots=True)
 class _File:
@@ -166,12 +175,17 @@ class _File:
     def text(self) -> str:
         return f"the file {self.name!r}"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
 
 @dataclass(frozen=True, slots=True)
 class _Flush:
     done: threading.Event
     nbytes: int = 0
     text: str = "what came before"
+    names: tuple[str, ...] = ()
 
 
 _Item = _Tensor | _File | _Flush
@@ -188,6 +202,7 @@ class _Worker:
         self, folder: Path, queue_bytes: int, shard_bytes: int, checksum: Checksum, *, stops: bool
     ) -> None:
         self.failures = 0
+        self.lost: frozenset[str] = frozenset()  # of keys and names: replaced, as other threads read it
         self.fault: CaptureError | None = None
         self.written = 0
         self._folder = folder
@@ -282,21 +297,22 @@ class _Worker:
 
     def _refuse(self, item: _Tensor) -> bool:
         """Whether a tensor has a key that no shard can hold; that counts as a failure."""
-        key = item.key
+        key, lost = item.key, item.names
         if key in self._keys:
-            why = "its key was used before"
+            why, lost = "its key was used before", ()  # the first tensor of this key is written
         elif not key or key == "__metadata__" or _has_surrogates(key):
             why = "its key cannot be a name in a file"
         else:
             self._keys.add(key)
             return False
-        self._fail(item.text, ValueError(why))
+        self._fail(item.text, ValueError(why), lost)
         self.raise_fault()
         return True
 
-    def _fail(self, what: str, error: BaseException, count: int = 1) -> None:
+    def _fail(self, what: str, error: BaseException, lost: Collection[str]) -> None:
         with self._lock:
-            self.failures += count
+            self.failures += max(len(lost), 1)
+            self.lost |= frozenset(lost)
             if self.fault is None:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 why = why or type(error).__name__
@@ -348,7 +364,7 @@ class _Worker:
             item.done.set()
             return
         if self.fault is not None and self._stops:
-            self._fail(item.text, self.fault)  # only counted: the first fault stops the run
+            self._fail(item.text, self.fault, item.names)  # only counted: the first fault stops the run
             return
         try:
             if isinstance(item, _File):
@@ -356,7 +372,7 @@ class _Worker:
             else:
                 self._write_tensor(item)
         except BaseException as error:  # noqa: BLE001  # raised in the run's thread
-            self._fail(item.text, error)
+            self._fail(item.text, error, item.names)
 
     def _write_tensor(self, item: _Tensor) -> None:
         data = item.data() if callable(item.data) else item.data
@@ -402,7 +418,7 @@ class _Worker:
             shard.finish()
         except BaseException as error:  # noqa: BLE001  # the thread must go on: others wait for it
             self.written -= shard.size
-            self._fail(f"the shard {shard.path.name!r}", error, count=len(shard))
+            self._fail(f"the shard {shard.path.name!r}", error, shard.keys)
 
 
 def _has_surrogates(key: str) -> bool:
