@@ -97,6 +97,21 @@ def test_finished_views_say_that_code_was_compiled(compiled: Any, engine: Any, t
 
 
 @BOTH_ENGINES
+def test_the_summary_of_a_model_that_is_compiled_as_a_whole(engine: Any) -> None:
+    torch.compiler.reset()
+    model = Net()
+    model.compile(backend="eager")
+    with sl.trace(model, engine=engine) as t:
+        twice(model)
+    summary = str(t.summary())
+    assert summary.count("in compiled code") == 3
+    assert "not called" not in summary
+    assert "modules     none called\n" in summary
+    assert str(t.log()).splitlines()[0] == f"# {COMPILED}"
+    torch.compiler.reset()
+
+
+@BOTH_ENGINES
 @pytest.mark.parametrize("live", ["code", "log"])
 def test_live_output_says_that_modules_ran_on_another_thread(
     engine: Any, live: Any, capsys: pytest.CaptureFixture[str]
@@ -115,7 +130,7 @@ def test_every_view_says_that_modules_ran_on_another_thread(engine: Any, ops: An
     with sl.trace(model, engine=engine, ops=ops, path=tmp_path / "run.sight") as t:
         elsewhere(lambda: model(torch.ones(2, 3)))
     for each in (t, sl.load(tmp_path / "run.sight")):
-        for view in (each, each.code(), each.log(), each.call_order()):
+        for view in (each, each.code(), each.log(), each.call_order(), each.summary(), each.source()):
             assert THREADS in str(view), view
 
 

@@ -181,6 +181,7 @@ def test_lineage_shows_no_numbers_of_running_statistics_that_were_updated(engine
     before, after = (" ".join(str(t.lineage(value)).split()) for value in calls)
     assert "running_mean f32[4] (all 0)" in before
     assert "running_mean f32[4] (updated since it was measured)" in after
+    assert str(t.lineage("running_mean")).endswith("buffer running_mean  updated since it was measured")
 
 
 # -- numbers that are not finite ------------------------------------------------------------------------

@@ -196,7 +196,11 @@ class Value(ValueProperties, table="values"):
 
     @property
     def stats(self) -> ValueNumbers | None:
-        """Minimum, maximum, mean and so on, where they were measured (``stats=True``)."""
+        """Minimum, maximum, mean and so on, where they were measured (``stats=True``).
+
+        They are of the first time that it was measured. Running statistics that a batch norm updates later
+        stay the same value: the schema of that op does not name them as written.
+        """
         return self._data.numbers(self.id)
 
     def __str__(self) -> str:

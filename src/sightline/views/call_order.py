@@ -19,7 +19,7 @@ from sightline.data.not_recorded import notes
 from sightline.data.trace_data import NO_GRAD, PHASES, RAISED, UNFINISHED, TraceData
 from sightline.errors import UsageError
 from sightline.patterns import choices_text
-from sightline.views.rendering import Line, Span, View, line
+from sightline.views.rendering import Line, Span, View, comment_lines, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -37,7 +37,7 @@ def call_order(
     Selection(tail=tail)  # raises if it is wrong
     shown = Selection(module=module, phase=phase, depth=depth).calls(trace.index)
     lines = list(_Calls(trace.data, shown, fold).lines(completion=order == "completion"))
-    beside = [line((f"# {note}", "dim")) for note in notes(trace.data)]
+    beside = comment_lines(notes(trace.data))
     if not lines:
         return View((line(("This trace has no module calls.", "dim")), *beside))
     return View((*(lines if tail is None else lines[-tail:]), *beside))

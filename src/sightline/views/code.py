@@ -27,7 +27,7 @@ from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import I64, LEVELS, RAISED
 from sightline.errors import NothingMatched
 from sightline.views.code_fold import CodeFold, OpWindow, SourceChains
-from sightline.views.rendering import Line, Span, View, line
+from sightline.views.rendering import Line, Span, View, comment_lines, line
 from sightline.views.source_chain import (
     ChainWriter,
     Note,
@@ -72,7 +72,7 @@ def code_lines(
     part = None if everything or op is not None else model_part(index)
     chosen = np.flatnonzero(mask if part is None else mask & ~part.excluded)
     excluded = "" if part is None else part.excluded_text(mask, more)
-    head = [line((f"# {note}", "dim")) for note in (excluded, other_threads(index.raw)) if note]
+    head = comment_lines([excluded, other_threads(index.raw)])
     if not len(chosen):
         return iter(head if excluded else [*head, line(("(no ops were recorded)", "dim"))])
     hides = part is not None and not torch_frames and part.hidden_frames.any()

@@ -33,6 +33,7 @@ _GAP: Final = "  "
 _CODE: Final = 24  #: the source line gets the columns that are left, but at least these
 _CODE_MIN: Final = 12  #: on a narrow terminal these, or none: the other columns matter more
 _MAX_NAMED: Final = 4  #: how many values are listed by name
+_OUTDATED: Final = "updated since it was measured"
 _MAX_PATH: Final = 5  #: values of a path that are written out
 
 
@@ -112,7 +113,8 @@ def lineage_lines(lineage: Lineage, room: int) -> list[Line]:
     if not lineage.steps:
         value = lineage.index.values[lineage.value]
         alone = [Span(value_text(value.id)), Span(f" {value}", "shape"), Span(f"  {_leaf_text(value)}")]
-        numbers = statistics_text(value)
+        updated = value.kind == "buffer" and RunningStatistics(lineage.index).updates.get(value.id)
+        numbers = _OUTDATED if updated else statistics_text(value)
         return [Line((*alone, *([Span(f"{_GAP}{numbers}", _style(value))] if numbers else [])), hang=5)]
     return _LineageTable(lineage, room).lines()
 
@@ -291,7 +293,7 @@ def _leaf_spans(kind: str, leaves: Sequence[Value], outdated: set[int]) -> Itera
     prefix = kind if len(leaves) == 1 else _plural(kind)
     for number, leaf in enumerate(leaves[:_MAX_NAMED]):
         text = f"{'' if number else prefix + ' '}{_value_name(leaf)} {leaf}"
-        statistics = "updated since it was measured" if leaf.id in outdated else statistics_text(leaf)
+        statistics = _OUTDATED if leaf.id in outdated else statistics_text(leaf)
         bad = leaf.stats is not None and not leaf.stats.finite
         style = "error" if bad else "warn" if kind in ("external", "evicted") else ""
         yield Span(f"{text} ({statistics})" if statistics else text, style)

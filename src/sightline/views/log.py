@@ -17,7 +17,7 @@ import numpy as np
 from sightline.analysis.fold import Variation, sizes_text
 from sightline.analysis.select import SHOWS_ALL, Mask, ModelPart, Selection, model_part
 from sightline.data import trace_data as d
-from sightline.data.not_recorded import other_threads
+from sightline.data.not_recorded import notes
 from sightline.errors import NothingMatched
 from sightline.views.log_blocks import (
     OK,
@@ -41,7 +41,7 @@ from sightline.views.log_fold import (
     Step,
     fold_blocks,
 )
-from sightline.views.rendering import Line, Span, View, line
+from sightline.views.rendering import Line, Span, View, comment_lines, line
 from sightline.views.statistics_text import StatisticsIndex
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def log_lines(
     steps = builder.steps()
     first = next(steps, None)
     excluded = "" if part is None else part.excluded_text(builder.chosen_ops, more)
-    head = [line((f"# {note}", "dim")) for note in (excluded, other_threads(trace.data)) if note]
+    head = comment_lines([excluded, *notes(trace.data)])
     if first is None and selection.filters and not excluded:
         filters = ", ".join(f"{name}={value!r}" for name, value in selection.filters.items())
         raise NothingMatched(

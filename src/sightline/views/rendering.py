@@ -106,6 +106,15 @@ def line(*parts: str | Span | tuple[str, str], prefix: str = "", hang: int = -1)
     return Line(tuple(_span(part) for part in parts), prefix, hang)
 
 
+def comment_lines(notes: Iterable[str]) -> list[Line]:
+    """Sentences beside a view, a dim line each; empty ones are left out.
+
+    >>> [row.text for row in comment_lines(["", "compiled code ran"])]
+    ['# compiled code ran']
+    """
+    return [line((f"# {note}", "dim")) for note in notes if note]
+
+
 def fact_lines(title: str, parts: Sequence[str], margin: int, room: int) -> list[Line]:
     """A fact about a view in as many dim lines as it needs; none without parts.
 

@@ -21,13 +21,14 @@ from sightline.analysis.line_costs import LineRecord, Lines, LineTally, tally_li
 from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
 from sightline.data.file_owners import installed_file
+from sightline.data.not_recorded import other_threads
 from sightline.data.source_files import syntax_tree
 from sightline.data.trace_data import PHASES, TraceData
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import short_path, time_text
 from sightline.patterns import did_you_mean
 from sightline.views.code import chosen_level
-from sightline.views.rendering import Line, Span, View, cut, cut_end, line
+from sightline.views.rendering import Line, Span, View, comment_lines, cut, cut_end, line
 from sightline.views.rendering import width as text_width
 from sightline.views.source_chain import PHASE_MARKS
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
@@ -60,7 +61,7 @@ def source(trace: Trace, *, file: str | None = None, ops: str | None = None, mod
     every = {
         title: tally_lines(index, mask, lambda path: path not in files, time) for title, time in times.items()
     }
-    elsewhere = _elsewhere(every, named=file is not None)
+    elsewhere = [*_elsewhere(every, named=file is not None), *comment_lines([other_threads(index.raw)])]
 
     def fit(room: int) -> list[Line]:
         blocks: list[Line] = []

@@ -31,11 +31,22 @@ from sightline.analysis.module_tree import OUTSIDE, OwnOps, equal_scopes, own_op
 from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
 from sightline.data.device_time import device_summary
+from sightline.data.not_recorded import notes, other_threads
 from sightline.data.trace_data import PHASES, TraceData
 from sightline.errors import UsageError
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import module_matches, no_module_matched
-from sightline.views.rendering import Block, Cell, Line, Span, View, fact_lines, line, printable
+from sightline.views.rendering import (
+    Block,
+    Cell,
+    Line,
+    Span,
+    View,
+    comment_lines,
+    fact_lines,
+    line,
+    printable,
+)
 from sightline.views.rendering import width as columns
 from sightline.views.shapes import Exchange, Exchanges, key
 from sightline.views.statistics_text import WRONG, StatisticsIndex, ValueStatistics
@@ -48,6 +59,8 @@ _MARGIN: Final = 12  #: columns for the titles of the facts below the table
 _SPREAD: Final = "mean ± std"
 _WRONG: Final = "NaN/Inf"
 _NO_LIMIT: Final = 10_000
+_COMPILED: Final = "compiled "  #: with which the name of an op of compiled code begins
+_IN_COMPILED_CODE: Final = "in compiled code"
 _SEVERAL: Final = re.compile(r"[\w.]*\d…\d+$")  #: the name of a row of several layers
 _MIN_LAYERS: Final = 3  #: how many equal layers share their rows
 
@@ -85,7 +98,7 @@ def summary(
             f"width={argument_text(width)} must be a whole number from 1 up, or None for no limit."
         )
     if not len(trace.ops) and not len(trace.module_calls):
-        return View((line("(nothing was recorded)"),))
+        return View((line("(nothing was recorded)"), *comment_lines(notes(trace.data))))
     table = _Table(trace, StatisticsIndex(trace.data, stats), fold)
     tops = table.tops(module)
     rows = [row for top in tops for row in table.rows(top, depth)]
@@ -93,7 +106,8 @@ def summary(
 
     def fit(room: int | None) -> list[Block]:
         fitted = table.fit(rows, tops, phase, room)
-        return [fitted.grid, line(), *facts, *table.notes(fitted, room)]
+        beside = comment_lines([other_threads(trace.data)])
+        return [fitted.grid, line(), *facts, *table.notes(fitted, room), *beside]
 
     if width is None:
         return View(tuple(fit(None)), fixed=True)
@@ -250,12 +264,16 @@ class _Table:
 
     def _why_not_called(self, scope: int) -> str:
         """The text in place of shapes: compiled code runs without calling the modules in it."""
+        top = scope
         while scope >= 0:
             own = self._own_ops.get(scope)
-            if own is not None and any(name.startswith("compiled ") for name in own.counts):
-                return "in compiled code"
-            scope = self._scopes.rows[scope].parent
-        return "not called"
+            if own is not None and any(name.startswith(_COMPILED) for name in own.counts):
+                return _IN_COMPILED_CODE
+            top, scope = scope, self._scopes.rows[scope].parent
+        # A whole model that is compiled runs outside every module.
+        name = _COMPILED + self._data.modules[self._scopes.rows[top].module].type
+        outside = [own for at, own in self._own_ops.items() if self._scopes.rows[at].module == OUTSIDE]
+        return _IN_COMPILED_CODE if any(name in own.counts for own in outside) else "not called"
 
     def _parameters(self, row: _Row) -> str:
         counts = [self._costs.parameters[scope] for scope in row.scopes]
@@ -393,6 +411,8 @@ class _Table:
     def _call_facts(self, tops: Sequence[int]) -> list[str]:
         scopes = [scope for top in tops for scope in self._scopes.rows[top : self._scopes.rows[top].end]]
         counts = [len(scope.calls) for scope in scopes if scope.calls]
+        if not counts:
+            return ["none called"]
         if max(counts, default=0) <= 1:
             return [f"{len(counts)}, each called once"]
         return [str(len({scope.module for scope in scopes if scope.calls})), f"calls {sum(counts):,}"]
