@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 import sightline as sl
 from sightline.analysis.cost import cost_of, uncounted
+from sightline.analysis.problems import not_looked_at
 from sightline.recording.flop_formulas import FORMULAS, multiplies
-from tests.recording.engines import needs_native
+from tests.recording.engines import BOTH_ENGINES, needs_native
 
 aten = torch.ops.aten
 each_engine = pytest.mark.parametrize("engine", [pytest.param("native", marks=needs_native), "python"])
@@ -437,3 +439,20 @@ def test_without_aten_ops_nothing_is_counted_and_nothing_missed() -> None:
         layer(torch.randn(2, 4), torch.randn(2, 4))
     assert missed(t) == {}
     assert "FLOPs" not in str(t.summary())
+
+
+@BOTH_ENGINES
+def test_a_checkpoint_that_stops_early_does_no_more_products(engine: Any) -> None:
+    """Its last op raises before its kernel, so that nothing of it is computed."""
+    block = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def step() -> None:
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    with sl.trace(block, engine=engine) as t:
+        step()
+    assert sum(op.flops or 0 for op in t.ops) == counter.get_total_flops()
+    assert not any("parameters without a gradient" in gap for gap in not_looked_at(t.index))

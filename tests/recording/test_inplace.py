@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import sightline as sl
+from sightline.analysis.problems import find
+from tests.recording.engines import BOTH_ENGINES
 
 
 def leaf(*shape: int) -> Any:
@@ -148,3 +150,35 @@ def test_a_leaf_view_names_the_line() -> None:
 
 def test_the_api_level_says_what_would_help() -> None:
     assert 'record with ops="both" to see which op saved the tensor' in note_of(relu_after_sigmoid, ops="api")
+
+
+class RetainedGraph(nn.Module):
+    """Whose graph is used again after an optimizer has changed its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(self.first(x).relu())
+        return result
+
+
+@BOTH_ENGINES
+def test_a_backward_pass_after_a_step_fails_at_its_own_line(engine: Any) -> None:
+    model = RetainedGraph()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def again() -> None:
+        y = model(torch.randn(5, 4))
+        for _ in range(2):
+            y.mean().backward(retain_graph=True)  # failed
+            optimizer.step()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        with sl.trace(engine=engine) as t:
+            again()
+    (problem,) = (each for each in find(t.index) if each.kind == "failure")
+    assert f"test_inplace.py:{lines_of(again, 'failed')[0]} in" in problem.place
+    assert "(parameter second.weight) for the backward pass; changed since by add_" in problem.detail
+    assert "test_inplace.py" in problem.detail.partition("changed since by")[2]

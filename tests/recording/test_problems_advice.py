@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.analysis.problems import CHECKS, Problem
-from sightline.views.last_screen import _advice_lines, last_screen
+from sightline.views.last_screen import _advice_lines, first_sections, last_screen
+from sightline.views.overview import overview
 from tests.recording.engines import BOTH_ENGINES
 from tests.recording.problematic import Calls, only, trained
 
@@ -348,3 +349,27 @@ def test_the_last_screen_shortens_names_and_never_the_verdict(columns: int) -> N
     assert "….attention_query_projection_of_the_layer.weight" in told
     assert max(map(len, lines)) <= columns
     assert len(lines) <= 15
+
+
+def test_the_message_of_an_exception_is_quoted_as_it_is() -> None:
+    message = "use torch.autograd.set_detect_anomaly(True, check_nan=False) to find the operation. " * 4
+
+    def fail() -> None:
+        with sl.trace() as t:
+            traces.append(t)
+            torch.ones(2).relu()
+            raise ValueError(message)
+
+    traces: list[sl.Trace] = []
+    with pytest.raises(ValueError, match="set_detect_anomaly"):
+        fail()
+    (t,) = traces
+    assert "…" not in str(last_screen(t, "run.sight"))
+
+
+def test_of_a_first_screen_that_does_not_fit_the_head_is_cut() -> None:
+    with sl.trace() as t:
+        torch.ones(2).relu()
+    whole = str(overview(t)).splitlines()
+    assert str(first_sections(overview(t), 3)).splitlines() == whole[:3]
+    assert str(first_sections(overview(t), 100)).splitlines() == whole

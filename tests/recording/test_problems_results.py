@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 import sightline as sl
 from sightline.analysis.problems import Confidence
+from sightline.analysis.problems import find as find_problems
 from tests.recording.engines import BOTH_ENGINES
 from tests.recording.problematic import Calls, found, kinds, only
 
@@ -349,3 +350,75 @@ def test_raw_data_flood_a_tanh() -> None:
         with sl.trace(net, stats=True) as t:
             net(torch.rand(16, 8) * scale).sum().backward()
         assert kinds(t) == expected
+
+
+class Dropping(nn.Module):
+    """A model that differs between training and evaluation."""
+
+    def __init__(self, norm: bool = True) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 8), nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(8) if norm else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dropped: torch.Tensor = self.drop(self.norm(self.layer(x)))
+        return dropped
+
+
+def test_an_evaluation_alone_in_training_mode_is_perhaps_a_mistake() -> None:
+    model = Dropping()
+    with sl.trace(model) as t, torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(5, 4)).argmax(-1)
+    (problem,) = find_problems(t.index)
+    assert (problem.kind, problem.severity.word) == ("training-mode-in-evaluation", "note")
+    assert "1 dropout drops and 1 batch norm uses the batch" in problem.title
+    with sl.trace(model.eval()) as t, torch.no_grad():
+        model(torch.randn(5, 4)).argmax(-1)
+    assert not find_problems(t.index)
+
+
+@pytest.mark.parametrize(("norm", "moving", "found"), [(False, False, 1), (True, False, 1), (False, True, 0)])
+def test_a_teacher_that_drops_is_perhaps_a_mistake(norm: bool, moving: bool, found: int) -> None:
+    """But not one whose weights are a moving average: its noise may be wanted."""
+    teacher, student = Dropping(norm), Dropping(norm=False)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    with sl.trace(student) as t:
+        for _ in range(3):
+            x = torch.randn(5, 4)
+            with torch.no_grad():
+                wanted = teacher(x)
+            nn.functional.mse_loss(student(x), wanted).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if moving:
+                with torch.no_grad():
+                    for mine, other in zip(
+                        teacher.layer.parameters(), student.layer.parameters(), strict=True
+                    ):
+                        mine.mul_(0.9).add_(other, alpha=0.1)
+    problems = [each for each in find_problems(t.index) if each.kind == "training-mode-in-evaluation"]
+    assert len(problems) == found
+    assert all("batch norm" not in each.title for each in problems)
+
+
+class OwnCall(nn.Module):
+    """A class with a ``__call__`` of its own, as some libraries have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.act = nn.Parameter(torch.ones(4)), nn.Softplus()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.act(x * self.scale)
+        return scaled
+
+
+def test_trained_tensors_of_no_module_that_was_called_are_counted() -> None:
+    model = OwnCall()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.trace() as t:
+        for _ in range(2):
+            model(torch.randn(5, 4)).sum().backward()
+            optimizer.step()
+    assert "1 called, 2 calls · 1 tensor that is trained belongs to none of them" in str(t)

@@ -67,6 +67,13 @@ def test_a_loss_that_grows_tenfold_is_likely_one_and_one_odd_batch_is_none() -> 
     assert "none found" in problems_line(t)
 
 
+@pytest.mark.parametrize("start", [0.3, 1e-4])
+def test_a_loss_that_grows_and_settles_is_no_problem(start: float) -> None:
+    """As that of contrastive learning does while its queue of negatives fills up."""
+    t = train(rate=1e-9, steps=7, loss_of=lambda y, step: 1e-4 * y.mean() + start + 3.2 * (1 - 0.5**step))
+    assert "none found" in problems_line(t)
+
+
 def test_a_loss_that_was_read_as_nan_is_a_problem_without_statistics() -> None:
     t = train(loss_of=lambda y, step: y.mean() * (math.nan if step >= 7 else 1.0))
     assert "the loss is nan in 5 of 12 steps, the first of them step 7" in str(t.problems())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,41 @@ def test_a_loop_without_modules_has_its_steps_apart() -> None:
             loss.item()
     names = [[op.name for op in step.ops.where(level="api", phase="forward")] for step in t.steps]
     assert names == [["torch.full", "@", "Tensor.relu", "Tensor.square", "Tensor.mean", "Tensor.item"]] * 3
+
+
+def test_what_a_program_does_once_is_in_no_step() -> None:
+    model = loops.net()
+    with sl.trace(model) as t:
+        batches = [torch.randn(5, 4) for _ in range(3)]
+        mean = torch.stack([each.mean(0) for each in batches]).mean(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in batches:
+            model(batch - mean).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [t.ops[step.first_op].name for step in t.index.step_infos] == ["-", "-", "-"]
+
+
+def test_a_step_begins_with_a_line() -> None:
+    model, grid = loops.net(), torch.linspace(0, 1, 4)
+    with sl.trace(model) as t:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            batch = torch.sin(3 * grid[None, :] + torch.rand(5, 1))
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [t.ops[step.first_op].name for step in t.index.step_infos] == ["[]", "[]", "[]"]
+
+
+def test_a_single_step_begins_after_the_last_pause() -> None:
+    model = loops.net()
+    with sl.trace(model) as t:
+        batch = torch.randn(5, 4)
+        time.sleep(0.1)  # an optimizer may take as long to build
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(batch.abs()).sum().backward()
+        optimizer.step()
+    (step,) = t.index.step_infos
+    assert "abs" in t.ops[step.first_op].name
+    assert step.duration < 100_000_000

@@ -31,7 +31,7 @@ _HOST = re.compile(
 )
 _OUTSIDE = re.compile(
     r"(?P<name>.+?)(?: ×(?P<count>[\d,]+))?(?P<without> without gradients)?, "
-    r"(?P<where>before the first step(?:, after .+?)?|after .+?); "
+    r"(?P<where>before the first step(?:, after .+?)?|after .+?|in the step that (?P<failed>failed)); "
     rf"(?P<time>{q.TIME})(?P<median> at the median)?"
 )
 #: Where a program makes a loss infinite, so that the scaler of gradients skips the step.
@@ -51,6 +51,7 @@ _KEYS = {
     "→ alone: what came out": r"(?m)^→ ",
     "+N other: N more kinds of calls, with other tensors": r"\+\d+ other",
     "share: of the host time": "",
+    "time: with the backward pass": "",
 }
 
 
@@ -252,6 +253,8 @@ class OverviewAuditor(Auditor):
                 self.unknown(part)
                 return
             stated += int((match["count"] or "1").replace(",", ""))
+            if match["failed"]:
+                self.expect(bool(self.truth.exception), "the step that failed", part, "none did")
         if not self.truth.exception:  # what ran in a step that did not end belongs to none
             self.equal(stated, len(self._outside_calls()), "calls outside of the steps", text)
 

@@ -224,15 +224,16 @@ class SummaryAuditor(Auditor):
             reader(text)
 
     def _fact_modules(self, text: str) -> None:
-        forward = [call for call in self.truth.calls if call.phase == "forward"]
-        called = len({id(call.module) for call in forward})
+        calls = self.truth.calls
+        called = len({id(call.module) for call in calls})
+        forward = sum(call.phase == "forward" for call in calls)
         once = re.fullmatch(r"([\d,]+), each called once", text)
-        several = re.fullmatch(r"([\d,]+) · calls ([\d,]+)", text)
+        several = re.fullmatch(r"([\d,]+) · calls ([\d,]+)(?: · ([\d,]+) in backward passes)?", text)
         if once:
-            self.equal((int(once[1]), len(forward)), (called, called), "modules, each called once", text)
+            self.equal((int(once[1]), len(calls)), (called, called), "modules, each called once", text)
         elif several:
-            stated = int(several[1].replace(",", "")), int(several[2].replace(",", ""))
-            self.equal(stated, (called, len(forward)), "modules and calls", text)
+            stated = tuple(int((number or "0").replace(",", "")) for number in several.groups())
+            self.equal(stated, (called, forward, len(calls) - forward), "modules and calls", text)
         else:
             self.unknown(f"modules {text}")
 
@@ -279,6 +280,10 @@ class SummaryAuditor(Auditor):
         match = re.fullmatch(rf"made by forward ops ({q.SIZE})(?: · peak ({q.SIZE}))?", text)
         if match is None:
             self.unknown(f"memory {text}")
+
+    def _fact_threads(self, text: str) -> None:
+        match = re.match(r"([\d,]+|a) module calls? on (?:other threads|another thread) ", text)
+        self.expect(match is not None and self.run.program.facts.parallel, "other threads", text, "none ran")
 
     def _fact_compiled(self, text: str) -> None:
         self.expect(self.run.program.facts.compiled, "compiled", text, "nothing was compiled")

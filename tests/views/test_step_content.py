@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -107,3 +108,65 @@ def test_the_gradient_norm_is_that_of_the_gradients_an_optimizer_used(engine: An
             (-9 * critic(torch.ones(3, 2)).mean()).backward()
     table = [line.split() for line in str(t).splitlines() if line[:2] in ("0 ", "1 ")]
     assert [row[-3] for row in table] == [f"{norm:.3g}" for norm in norms]
+
+
+def test_losses_of_several_lines_say_by_how_much_each_was_divided() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.trace(model) as t:
+        for _ in range(2):
+            whole = model(torch.randn(3, 4)).pow(2).mean()
+            (whole / 2).backward()
+            half = model(torch.randn(3, 4)).pow(2).mean() / 2
+            half.backward()
+            optimizer.step()
+            whole.item(), half.item()
+    note = next(line for line in str(t).splitlines() if line.startswith("loss "))
+    assert re.search(r":\d+ \(then divided by 2\) and \S+:\d+ \(already divided by 2\)$", note)
+
+
+def test_the_forward_pass_of_the_step_that_failed_is_named_as_that() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        for number in range(3):
+            y = model(torch.randn(3, 4))
+            (y - torch.randn(3 + number // 2, 1)).mean().backward()
+            optimizer.step()
+
+    with pytest.raises(RuntimeError, match="must match the size"):
+        with sl.trace(model) as t:
+            train()
+    outside = next(line for line in str(t).splitlines() if line.startswith("outside "))
+    assert "Linear, in the step that failed; " in outside
+
+
+def test_calls_that_a_backward_pass_makes_are_counted_apart() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    with sl.trace(model) as t:
+        checkpoint(model, torch.randn(3, 4, requires_grad=True), use_reentrant=False).sum().backward()
+    assert "modules     3 · calls 3 · 3 in backward passes" in str(t.summary())
+
+
+class Adjoint(torch.autograd.Function):
+    """Calls a module in the backward pass alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+        ctx.module = module
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return ctx.module(gradient), None
+
+
+@BOTH_ENGINES
+def test_a_module_that_only_a_backward_pass_calls_is_called(engine: Any) -> None:
+    model = nn.Linear(4, 4)
+    with sl.trace(engine=engine) as t:
+        Adjoint.apply(torch.randn(3, 4, requires_grad=True), model).sum().backward()
+    row = next(line for line in str(t.summary()).splitlines() if line.startswith("Linear"))
+    assert "only in backward passes" in row
+    assert "modules     1 · calls 0 · 1 in backward passes" in str(t.summary())

@@ -35,6 +35,7 @@ class Scope:
     depth: int
     end: int  #: the scopes inside it are those after it and before this one
     calls: tuple[int, ...]  #: its forward calls; none for a container and for a module that never ran
+    backward_calls: int  #: how often it was called in backward passes: by a checkpoint, or an adjoint
     position: tuple[int, int]  #: the op it began at, to sort it among its parent's own ops
 
 
@@ -66,6 +67,8 @@ def scopes_of(data: TraceData) -> Scopes:
         node = tree.enter(nodes[parent] if parent >= 0 else -1, module, (first_op[call], call))
         if phase[call] == _FORWARD:
             tree.calls[node].append(call)
+        else:
+            tree.backward_calls[node] += 1
         nodes.append(node)
     tree.add_uncalled()
     if bool((data.ops.call < 0).any()):
@@ -113,6 +116,7 @@ class _ScopeTree:
         self._module: list[int] = []
         self._position: list[tuple[int, int]] = []
         self.calls: list[list[int]] = []
+        self.backward_calls: list[int] = []
 
     def node(self, parent: int, module: int, position: tuple[int, int]) -> int:
         node = self._ids.setdefault((parent, module), len(self._module))
@@ -121,6 +125,7 @@ class _ScopeTree:
             self._module.append(module)
             self._position.append(position)
             self.calls.append([])
+            self.backward_calls.append(0)
         return node
 
     def enter(self, caller: int, module: int, position: tuple[int, int]) -> int:
@@ -171,7 +176,7 @@ class _ScopeTree:
         ends, depths = self._extents(order, new)
         rows = tuple(
             Scope(self._module[node], new[self._parent[node]], depths[rank], ends[rank],
-                  tuple(self.calls[node]), self._position[node])
+                  tuple(self.calls[node]), self.backward_calls[node], self._position[node])
             for rank, node in enumerate(order)
         )  # fmt: skip
         return Scopes(rows, np.array([new[node] for node in nodes], dtype=np.int32))

@@ -183,16 +183,19 @@ class BatchOps:
         return durations, changed
 
     def flops(self, live: LiveValues, result: IntArray) -> IntArray:
-        """The FLOPs of every op: -1 if unknown, `UNCOUNTED` where a heavy op that ended has no formula."""
+        """The FLOPs of every op: -1 if unknown, `UNCOUNTED` where a heavy op that ended has no formula.
+
+        An op that raised has none: a checkpoint ends its second forward before the last kernel of it.
+        """
         operations = self.tables.operations
+        ended = (self.flags & (d.RAISED | d.UNFINISHED)) == 0
         counted = np.array([one.counted for one in operations] or [False])[self.info] & (self.level == 1)
         flops = np.full(len(self.ids), -1, dtype=np.int64)
-        ops = np.flatnonzero(counted)
+        ops = np.flatnonzero(counted & ended)
         if len(ops):
             flops[ops] = self._counted_flops(ops, live, result)
         missed = np.array([one.multiplies for one in operations] or [False])[self.info] & (flops < 0)
-        missed &= (self.flags & (d.RAISED | d.UNFINISHED)) == 0
-        flops[missed & ((self.level == 1) | (self.flavour == OPAQUE))] = d.UNCOUNTED
+        flops[missed & ended & ((self.level == 1) | (self.flavour == OPAQUE))] = d.UNCOUNTED
         return flops
 
     def _counted_flops(self, ops: IntArray, live: LiveValues, result: IntArray) -> list[int]:

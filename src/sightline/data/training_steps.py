@@ -35,6 +35,9 @@ _FORWARD, _BACKWARD, _OPTIMIZER = (PHASES.index(name) for name in ("forward", "b
 _WEIGHTS = tuple(map(KINDS.index, ("parameter", "buffer", "state")))
 _PARAMETER = KINDS.index("parameter")
 _LONGEST: Final = 1 << 51  #: nanoseconds
+_PAUSE: Final = (
+    50_000_000  #: nanoseconds in which no batch is prepared: an optimizer is built, a file is read
+)
 #: The op of a gradient scaler at the end of each step, whether the optimizer stepped or not.
 SCALER_UPDATE: Final = "_amp_update_scale_"
 
@@ -102,6 +105,10 @@ class _StepDetector:
     def spans(self) -> Iterator[_Span]:
         ends = self._step_ends()
         first, call = 0, 0
+        frames = self._data.ops.frame
+        again: set[int] | None = None  # the frames that the steps after the first one run in
+        if len(ends) > 1:
+            again = {-1, *np.unique(frames[ends[0].end_op : ends[-1].end_op]).tolist()}
         for at, ending in enumerate(ends):
             for step in self._named:
                 if first < step.end_op <= ending.first_op:
@@ -111,7 +118,7 @@ class _StepDetector:
                 yield self._with_times(0, 0, call, ending.end_call, ending.time)
                 call = ending.end_call
                 continue
-            start = self._start(first, ending.end_op)
+            start = self._start(first, ending.end_op, None if at else again, single=len(ends) == 1)
             end = self._end(start, ending.end_op, limit)
             calls = self._data.calls.first_op
             first_call = max(call, int(np.searchsorted(calls, start)))
@@ -198,8 +205,12 @@ class _StepDetector:
 
     # -- where they begin --------------------------------------------------------------------------------
 
-    def _start(self, first: int, end: int) -> int:
-        """The first op of a step that ends at ``end`` and begins at ``first`` at the earliest."""
+    def _start(self, first: int, end: int, frames: set[int] | None, *, single: bool) -> int:
+        """The first op of a step that ends at ``end`` and begins at ``first`` at the earliest.
+
+        Of what the first step reads, only ops in the frames of later steps are its own: before it comes what
+        the program does once. A single step begins after the last pause.
+        """
         ops, calls = self._data.ops, self._data.calls
         linked = ops.forward[first:end][ops.phase[first:end] == _BACKWARD]
         linked = linked[linked >= first]
@@ -211,9 +222,15 @@ class _StepDetector:
             call = int(np.searchsorted(calls.first_op, first))
             at = int(calls.first_op[call]) if call < len(calls) else first
         at = at if first <= at < end else first
+        lines = self._index.op_user_frames
         while at > first:
             before = self._outermost(at - 1)
-            if not first <= before < at or not self._is_read(before, at, end):
+            if not first <= before < at or (frames is not None and int(ops.frame[before]) not in frames):
+                break
+            if single and ops.start[at] - ops.start[at - 1] - ops.duration[at - 1] > _PAUSE:
+                break
+            in_line = lines[before] == lines[at] >= 0  # a step does not begin inside a line
+            if not in_line and not self._is_read(before, at, end):
                 break
             at = before
         return at

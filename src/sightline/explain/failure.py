@@ -50,7 +50,9 @@ def explain_failure(index: Index, failure: Failure) -> dict[str, Any]:
     if failure.out_of_memory:
         lines += out_of_memory_lines(index, failure.message, op)
     elif changed is not None:
-        lines += _in_place_lines(*changed)
+        saved, *changes = _in_place_lines(*changed)
+        lines += [f"sightline: {saved}", *(f"  {change}" for change in changes)]
+        why = [f"{saved} {', '.join(changes)}"]
     elif op is not None:
         lines.append(f"sightline: {op.name} failed{_location_text(op)}{_api_text(op)}")
         inputs = zip(argument_names(op), op.inputs, strict=False)
@@ -75,8 +77,7 @@ def explain_failure(index: Index, failure: Failure) -> dict[str, Any]:
             "call;\n  if it fails only then, raise the limit: "
             f"sys.setrecursionlimit({2 * failure.recursion_limit})"
         )
-    failed = op if changed is None else changed[2][0]
-    facts = {"op": -1 if failed is None else failed.id, "place": failure.location, "why": why}
+    facts = {"op": -1 if op is None else op.id, "place": failure.location, "why": why}
     return {"note": "\n".join(lines), "failure": facts}
 
 
@@ -128,10 +129,11 @@ def _changes(index: Index, value: Value, after: int) -> list[Op]:
 
 
 def _in_place_lines(saver: Op, value: Value, changes: list[Op]) -> list[str]:
-    role = "its result" if value in list(saver.outputs) else "its input"
-    saved = f"{saver.name}{_location_text(saver)} saved {role} {value}"
-    lines = [f"sightline: {saved} for the backward pass; changed since by"]
-    return lines + [f"  {op.name}{_location_text(op)}" for op in changes]
+    saved = f"its result {value}"
+    if value not in list(saver.outputs):
+        saved = f"its input {value} ({origin_text(value, saver)})"
+    head = f"{saver.name}{_location_text(saver)} saved {saved} for the backward pass; changed since by"
+    return [head, *(f"{op.name}{_location_text(op)}" for op in changes)]
 
 
 # -- an index out of range ---------------------------------------------------------------------------------

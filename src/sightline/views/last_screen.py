@@ -67,7 +67,10 @@ def _screen(trace: Trace, problems: list[Problem], where: str, room: int, column
 
 
 def first_sections(view: View, room: int) -> View:
-    """The sections of a view, which blank lines separate, as far as they fit into ``room`` lines."""
+    """The sections of a view, which blank lines separate, as far as they fit into ``room`` lines.
+
+    Of the first one, the lines that fit: what was recorded comes before everything else.
+    """
 
     def cut_to_room(blocks: Iterable[Block]) -> list[Block]:
         kept: list[Block] = []
@@ -75,6 +78,8 @@ def first_sections(view: View, room: int) -> View:
         left = room
         for block in [*blocks, line()]:
             if isinstance(block, Line) and not block.spans:
+                while not kept and len(section) > 1 and sum(map(height, section)) > left:
+                    section.pop()
                 left -= sum(map(height, section))
                 if left < 0:
                     break
@@ -128,7 +133,9 @@ def _block(problem: Problem, columns: int) -> Iterator[Line]:
     """A problem: what, where, what to do. Names are shortened where it is long; nothing else is."""
     room = columns - MARGIN
     text = f"{cut(problem.title, _MESSAGE)} — {problem.detail}" if problem.detail else problem.title
-    titles = wrap_text(shorten_names(f"{text} [{problem.kind}]", _MAX_TITLE * room), room)
+    text = f"{text} [{problem.kind}]"
+    # What the program's exception says is quoted as it is.
+    titles = wrap_text(text if problem.kind == FIRST else shorten_names(text, _MAX_TITLE * room), room)
     style = "warn" if problem.kind == "unmatched" else "title"
     yield line(severity_span(problem), (titles[0], style))
     yield from (indented(Span(text, style)) for text in titles[1:])

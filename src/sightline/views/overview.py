@@ -8,7 +8,7 @@ optimizer, which has its own line. If device time was recorded, shares are of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, repeat
 from typing import TYPE_CHECKING, Final
 
@@ -102,6 +102,8 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
         tables = [table(room) for table in (modules, heaviest) if table is not None]
         texts = [span.text for table in tables[:1] for row in table.rows for span in _spans(row)]
         meanings = key(texts if modules else [])
+        trained = any(name == "backward" for name, _ in whole.host)
+        meanings += ["time: with the backward pass"] if modules is not None and trained else []
         meanings += ["share: of the device time" if use else "share: of the host time"] if tables else []
         legend = fact_lines("key", meanings, _MARGIN, room)
         every = [*([stepped] if stepped is not None else []), *tables]
@@ -154,7 +156,7 @@ def _counts(data: TraceData) -> Iterator[Line]:
             yield _fact(f"{level} ops", f"{sum(phases):,}{split}")
     called = len(np.unique(data.calls.module))
     calls = f", {len(data.calls):,} call{'s' * (len(data.calls) != 1)}" if called else f"; {_why_none(data)}"
-    yield _fact("modules", f"{called:,} called{calls}")
+    yield _fact("modules", f"{called:,} called{calls}", _unseen_parameters(data) if called else "")
     texts = [compiled_text(data), _OPAQUE if called and is_opaque(data).any() else ""]
     if any(texts):
         yield _fact("compiled", "; ".join(filter(None, texts)))
@@ -177,6 +179,19 @@ def _counts(data: TraceData) -> Iterator[Line]:
 def _calls(index: Index) -> list[Line]:
     text = repeated_calls(index)
     return [_fact("calls", text)] if text else []
+
+
+def _unseen_parameters(data: TraceData) -> str:
+    """How many trained tensors no called module has: parameters of a class with a __call__ of its own."""
+    training = data.info.get("training")
+    optimizers = training.get("optimizers") if isinstance(training, dict) else None
+    rows = [row for row in optimizers if isinstance(row, dict)] if isinstance(optimizers, list) else []
+    counts = [row.get("foreign") for row in rows]
+    foreign = sum(count for count in counts if type(count) is int)
+    if foreign <= 0:
+        return ""
+    are = "tensor that is trained belongs" if foreign == 1 else "tensors that are trained belong"
+    return f" · {foreign:,} {are} to none of them"
 
 
 def _why_none(data: TraceData) -> str:
@@ -351,10 +366,11 @@ def _failures(data: TraceData) -> Iterator[Line]:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Consecutive sibling scopes of one class, shown as one row when there are several."""
+    """Scopes in one row: consecutive siblings of one class, or the same part of several modules."""
 
     scopes: tuple[int, ...]
     depth: int
+    opened: bool  #: whether their parts may have rows of their own
 
 
 #: A table for a width.
@@ -415,33 +431,46 @@ class _ModuleGroups:
 
     def groups(self) -> list[_Group]:
         """Level by level, as long as it all fits."""
-        shown = self._group(-1, 0)
+        shown = self._siblings([self._parts(-1)], 0)
+        if len(shown) == 1:  # wrappers that are made anew for each call: what they wrap is of interest
+            shown = [replace(shown[0], opened=True)]
         while True:
             deeper: list[_Group] = []
             for at, group in enumerate(shown):
                 deeper.append(group)
-                opened = at + 1 < len(shown) and shown[at + 1].depth > group.depth
-                if len(group.scopes) == 1 and not opened:
-                    deeper += self._group(group.scopes[0], group.depth + 1)
+                has_parts = at + 1 < len(shown) and shown[at + 1].depth > group.depth
+                if group.opened and not has_parts:
+                    parts = [self._parts(scope) for scope in group.scopes]
+                    deeper += self._siblings(parts, group.depth + 1)
             if len(deeper) == len(shown) or len(deeper) > _MODULE_ROWS:
                 return shown[:_MODULE_ROWS]
             shown = deeper
 
-    def _ran(self, scope: int) -> bool:
+    def _parts(self, scope: int) -> list[int]:
+        """The scopes directly inside one in which something was called."""
         rows = self._scopes.rows
-        return rows[scope].module != OUTSIDE and any(row.calls for row in rows[scope : rows[scope].end])
+        return [
+            child
+            for child in self._scopes.children(scope)
+            if rows[child].module != OUTSIDE and any(row.calls for row in rows[child : rows[child].end])
+        ]
 
-    def _group(self, scope: int, depth: int) -> list[_Group]:
-        rows = self._scopes.rows
-        children = [child for child in self._scopes.children(scope) if self._ran(child)]
+    def _siblings(self, parts: Sequence[Sequence[int]], depth: int) -> list[_Group]:
+        """The parts of one module, or of several that have the same ones; none of several that differ."""
+        kinds = [[self._type(part) for part in one] for one in parts]
+        if any(each != kinds[0] for each in kinds):
+            return []
         groups = []
-        for _, group in groupby(children, key=lambda child: self._data.modules[rows[child].module].type):
-            members = tuple(group)
-            if len(members) > 2:
-                groups.append(_Group(members, depth))
+        for _, same in groupby(zip(*parts, strict=True), key=lambda row: self._type(row[0])):
+            rows = list(same)
+            if len(rows) > 2:
+                groups.append(_Group(tuple(chain.from_iterable(rows)), depth, opened=False))
             else:
-                groups += [_Group((member,), depth) for member in members]
+                groups += [_Group(row, depth, opened=True) for row in rows]
         return groups
+
+    def _type(self, scope: int) -> str:
+        return self._data.modules[self._scopes.rows[scope].module].type
 
 
 def _name(data: TraceData, costs: Costs, group: _Group, roots: dict[int, str]) -> Cell:
@@ -452,11 +481,10 @@ def _name(data: TraceData, costs: Costs, group: _Group, roots: dict[int, str]) -
         name = cut(called, _NAME_WIDTH)
         kind = cut(f" ({first.type})", max(1, _NAME_WIDTH - width(name)))
         return (Span(name, "module"), Span(kind, "dim"))
-    if not first.path:
-        return (Span(cut(first.type, _NAME_WIDTH), "module"),)
     name, last = (module.path.rpartition(".")[2] for module in (first, modules[-1]))
+    name = name or first.type
     kind = f" ({first.type} ×{len(modules)})" if len(modules) > 1 else f" ({first.type})"
-    if name == _numbered(last) == first.type:  # one that is made anew for each call
+    if name == first.type and _numbered(last or name) == name:  # one that is made anew for each call
         kind = f" ×{len(modules)}" if len(modules) > 1 else ""
     elif name != last:
         name += f" … {last}"

@@ -15,7 +15,7 @@ import numpy as np
 from sightline.analysis.fold import spread
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.training_loop_events import LoopRecord, RateCurve
-from sightline.analysis.step_summaries import StepSummary, backward_ops
+from sightline.analysis.step_summaries import BackwardPasses, StepSummary, backward_ops
 from sightline.analysis.value_names import root_names
 from sightline.data.index import Index
 from sightline.data.trace_data import I64, NO_GRAD, PHASES, StepInfo
@@ -59,9 +59,13 @@ def _losses_note(index: Index, steps: Sequence[StepSummary]) -> str:
     lines = {passes.frame: passes for passes in every}
     counts = Counter((passes.count, passes.known) for passes in every)
     places = ProblemContext(index).place
-    names = [places(frame).partition(" in ")[0].rpartition("/")[2] for frame in lines]
-    several = len({tuple(passes.frame for passes in step.passes) for step in steps}) == 1 and len(names) > 1
-    parts = [f"of the backward passes at {', '.join(names)}"] if several and all(names) else []
+    names = {frame: places(frame).partition(" in ")[0].rpartition("/")[2] for frame in lines}
+    alike = len({tuple(passes.frame for passes in step.passes) for step in steps}) == 1
+    parts = []
+    if alike and len(lines) > 1 and all(names.values()):
+        divided = any(_division(passes) for passes in lines.values())
+        each = [f"{names[frame]}{_division(passes)}" for frame, passes in lines.items()]
+        parts.append(f"of the backward passes at {' and '.join(each) if divided else ', '.join(each)}")
     (count, known), _ = counts.most_common(1)[0] if counts else ((1, 1), 0)
     if count > 1:
         which = "the range over the" if known == count else f"known of {known:,} of the"
@@ -75,6 +79,14 @@ def _losses_note(index: Index, steps: Sequence[StepSummary]) -> str:
     return ", ".join(parts)
 
 
+def _division(passes: BackwardPasses) -> str:
+    """What the program had done to a loss that is shown, or does to it before its backward pass."""
+    before, after = passes.divided_before, passes.divided_after
+    texts = [f"already divided by {number_text(before)}"] if before != 1 else []
+    texts += [f"then divided by {number_text(after)}"] if after != 1 else []
+    return f" ({', '.join(texts)})" if texts else ""
+
+
 def _outside_steps(index: Index, steps: Sequence[StepSummary]) -> str:
     """The modules that were called outside of all steps: an evaluation, a sampling loop."""
     calls, names = index.raw.calls, root_names(index)
@@ -84,6 +96,7 @@ def _outside_steps(index: Index, steps: Sequence[StepSummary]) -> str:
     roots = np.flatnonzero(calls.parent < 0)
     after = np.searchsorted(firsts, roots, side="right")  # how many steps had begun
     inside = (after > 0) & (roots < ends[np.maximum(after - 1, 0)])
+    in_steps, failed = set(calls.module[roots[inside]].tolist()), index.raw.info.get("exception")
     groups: dict[tuple[int, bool], list[tuple[int, int]]] = {}
     for call, at in zip(roots[~inside].tolist(), after[~inside].tolist(), strict=True):
         key = (int(calls.module[call]), bool(calls.flags[call] & NO_GRAD))
@@ -94,6 +107,8 @@ def _outside_steps(index: Index, steps: Sequence[StepSummary]) -> str:
         name = _times(names.get(module) or index.raw.modules[module].label, len(members))
         duration = time_text(int(np.median(times))) + " at the median" * (len(times) > 1)
         where = _moments_text(sorted({at for _, at in members}), steps)
+        if failed and not without and module in in_steps and all(at == len(steps) for _, at in members):
+            where = "in the step that failed"
         texts.append(f"{name}{' without gradients' * without}, {where}; {duration}")
     more = len(texts) - _MAX_OUTSIDE
     texts = [*texts[:_MAX_OUTSIDE], f"{more} more modules"] if more > 0 else texts

@@ -36,6 +36,7 @@ from sightline.data.trace_data import PHASES, TraceData
 from sightline.errors import UsageError
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import module_matches, no_module_matched
+from sightline.views.problems import wrap_text
 from sightline.views.rendering import (
     Block,
     Cell,
@@ -61,6 +62,7 @@ _WRONG: Final = "NaN/Inf"
 _NO_LIMIT: Final = 10_000
 _COMPILED: Final = "compiled "  #: with which the name of an op of compiled code begins
 _IN_COMPILED_CODE: Final = "in compiled code"
+_IN_BACKWARD: Final = "only in backward passes"
 _SEVERAL: Final = re.compile(r"[\w.]*\d…\d+$")  #: the name of a row of several layers
 _MIN_LAYERS: Final = 3  #: how many equal layers share their rows
 
@@ -106,8 +108,7 @@ def summary(
 
     def fit(room: int | None) -> list[Block]:
         fitted = table.fit(rows, tops, phase, room)
-        beside = comment_lines([other_threads(trace.data)])
-        return [fitted.grid, line(), *facts, *table.notes(fitted, room), *beside]
+        return [fitted.grid, line(), *facts, *table.notes(fitted, room)]
 
     if width is None:
         return View(tuple(fit(None)), fixed=True)
@@ -264,16 +265,18 @@ class _Table:
 
     def _why_not_called(self, scope: int) -> str:
         """The text in place of shapes: compiled code runs without calling the modules in it."""
-        top = scope
-        while scope >= 0:
-            own = self._own_ops.get(scope)
+        top = at = scope
+        while at >= 0:
+            own = self._own_ops.get(at)
             if own is not None and any(name.startswith(_COMPILED) for name in own.counts):
                 return _IN_COMPILED_CODE
-            top, scope = scope, self._scopes.rows[scope].parent
+            top, at = at, self._scopes.rows[at].parent
         # A whole model that is compiled runs outside every module.
         name = _COMPILED + self._data.modules[self._scopes.rows[top].module].type
         outside = [own for at, own in self._own_ops.items() if self._scopes.rows[at].module == OUTSIDE]
-        return _IN_COMPILED_CODE if any(name in own.counts for own in outside) else "not called"
+        if any(name in own.counts for own in outside):
+            return _IN_COMPILED_CODE
+        return _IN_BACKWARD if self._scopes.rows[scope].backward_calls else "not called"
 
     def _parameters(self, row: _Row) -> str:
         counts = [self._costs.parameters[scope] for scope in row.scopes]
@@ -403,19 +406,24 @@ class _Table:
             legend.append(f"{_WRONG}: in the results of {self._wrong_in} ops")
         dropped = [", ".join(table.dropped), "width=None shows all"] if table.dropped else []
         limit = _NO_LIMIT if room is None else room
+        elsewhere = wrap_text(note, limit - _MARGIN) if (note := other_threads(self._data)) else []
         return [
+            *(_fact("" if at else "threads", [], text) for at, text in enumerate(elsewhere)),
             *fact_lines("no room for", dropped, _MARGIN, limit),
             *fact_lines("key", legend, _MARGIN, limit),
         ]
 
     def _call_facts(self, tops: Sequence[int]) -> list[str]:
         scopes = [scope for top in tops for scope in self._scopes.rows[top : self._scopes.rows[top].end]]
-        counts = [len(scope.calls) for scope in scopes if scope.calls]
-        if not counts:
+        called = {scope.module for scope in scopes if scope.calls or scope.backward_calls}
+        if not called:
             return ["none called"]
-        if max(counts, default=0) <= 1:
+        counts = [len(scope.calls) for scope in scopes if scope.calls]
+        backward = sum(scope.backward_calls for scope in scopes)
+        if max(counts, default=0) <= 1 and not backward:
             return [f"{len(counts)}, each called once"]
-        return [str(len({scope.module for scope in scopes if scope.calls})), f"calls {sum(counts):,}"]
+        more = [f"{backward:,} in backward passes"] if backward else []
+        return [f"{len(called):,}", f"calls {sum(counts):,}", *more]
 
     def _peak(self, tops: Sequence[int]) -> list[str]:
         """The peak of all modules together, where the recording knows when memory was freed."""

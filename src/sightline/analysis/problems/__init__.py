@@ -61,6 +61,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     gradients.unused_parameter,
     training_loop.parameters_without_optimizer,
     run_modes.training_mode_in_evaluation,
+    run_modes.training_mode_of_what_is_not_trained,
     run_modes.evaluation_mode_in_training,
     run_modes.dropout_in_evaluation,
     training_loop.scheduler_out_of_order,
@@ -121,7 +122,7 @@ def gaps(index: Index) -> list[Gap]:
     elif not (data.ops.phase == BACKWARD).any():
         found.append(Gap("", "no backward pass ran: with one, parameters without a gradient are found"))
     elif not context.complete:
-        text = "parts of the run are not known: parameters without a gradient were not looked for"
+        text = f"{context.gap}: parameters without a gradient were not looked for"
         found.append(Gap("parameters without a gradient", text))
     opaque = int((data.ops.flavour == FLAVOURS.index("opaque")).sum())
     if opaque:

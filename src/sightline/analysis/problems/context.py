@@ -171,18 +171,27 @@ class ProblemContext:
 
     # -- the run -------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def complete(self) -> bool:
-        """Whether everything that ran was recorded, so that what is missing did not happen.
+        """Whether everything that ran was recorded, so that what is missing did not happen."""
+        return not self.gap
 
-        False for a snapshot, after a crash, where ops were evicted or lost, and with a compiled region.
-        """
-        data = self.data
-        info = data.info
-        cut_short = (data.ops.flags & (UNFINISHED | RAISED)).any() or (data.calls.flags & UNFINISHED).any()
-        opaque = (data.ops.flavour == FLAVOURS.index("opaque")).any()
-        evicted = (data.values.kind == KINDS.index("evicted")).any()
-        return not (cut_short or opaque or evicted or info.get("exception") or info.get("fault_count"))
+    @cached_property
+    def gap(self) -> str:
+        """Why not everything that ran is known, to begin a sentence with; "" where it is."""
+        ops, info = self.data.ops, self.data.info
+        # A checkpoint ends its second forward with an exception, as soon as it has what it needs.
+        raised = ((ops.flags & RAISED) != 0) & (ops.phase != PHASES.index("recompute"))
+        unfinished = (ops.flags & UNFINISHED).any() or (self.data.calls.flags & UNFINISHED).any()
+        reasons = (
+            (info.get("exception"), "the run ended with an exception"),
+            (info.get("fault_count"), "the recorder failed"),
+            (unfinished, "the recording ended inside an op or a call"),
+            (raised.any(), "an op raised an exception"),
+            ((ops.flavour == FLAVOURS.index("opaque")).any(), "compiled code was not looked into"),
+            ((self.data.values.kind == KINDS.index("evicted")).any(), "the first ops were not kept"),
+        )
+        return next((text for holds, text in reasons if holds), "")
 
     # -- source lines and modules --------------------------------------------------------------------
 

@@ -8,15 +8,16 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
+from sightline.analysis.problems.context import BACKWARD, FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.trained_parameters import Training
 from sightline.analysis.problems.training_loop_events import LoopRecord
-from sightline.data.trace_data import EVALUATION, NO_GRAD, TRAINING
+from sightline.data.trace_data import EVALUATION, KIND, MUTATES, NO_GRAD, TRAINING
 
 _NORMS: Final = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm "
                           "_batch_norm_with_update batch_norm".split())  # fmt: skip
 _LEAST_STEPS: Final = 3
+_PARAMETER: Final = KIND["parameter"]
 _DROPS: Final = frozenset("native_dropout _fused_dropout dropout bernoulli_ bernoulli".split())
 
 
@@ -104,18 +105,73 @@ def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
         root = int(calls.module[call])
         if not _is_trained(context, record, root) or (not norms and _is_repeated(context, record, call)):
             continue
-        did = [
-            f"{len(rows)} {what}"
-            for rows, what in ((drops, "dropouts drop"), (norms, "batch norms use the batch"))
-            if rows
-        ]
-        title = (
-            f"{context.module_type(root)} runs without gradients but in training mode: {' and '.join(did)}"
-        )
-        effects = ["Dropout changes the results at random."] if drops else []
-        effects += ["Batch norms learn from what they are tested on."] if norms else []
-        why = f"{' '.join(effects)} Call model.eval() before, and model.train() after."
-        yield Finding(title, root, int(calls.frame[call]), (drops or norms)[0], why=why)
+        yield _in_training_mode(context, call, drops, norms, " and model.train() after.")
+
+
+def _in_training_mode(
+    context: ProblemContext, call: int, drops: list[int], norms: list[int], after: str
+) -> Finding:
+    """The finding for a call without gradients in which these ops drop out and use the batch."""
+    root = int(context.data.calls.module[call])
+    one_drop, one_norm = len(drops) == 1, len(norms) == 1
+    did = [f"{len(drops)} dropout{' drops' if one_drop else 's drop'}"] if drops else []
+    did += [f"{len(norms)} batch norm{' uses' if one_norm else 's use'} the batch"] if norms else []
+    title = f"{context.module_type(root)} runs without gradients but in training mode: {' and '.join(did)}"
+    effects = ["Dropout changes the results at random."] if drops else []
+    effects += ["Batch norms learn from what they are tested on."] if norms else []
+    why = f"{' '.join(effects)} Call model.eval() before{after}"
+    return Finding(title, root, int(context.data.calls.frame[call]), (drops or norms)[0], why=why)
+
+
+@check(
+    "training-mode-in-evaluation",
+    Severity.NOTE,
+    "Call model.eval() before.",
+    Confidence.GUESS,
+)
+def training_mode_of_what_is_not_trained(context: ProblemContext) -> Iterator[Finding]:
+    """A model that nothing trains runs without gradients in training mode: all of a program, or a teacher."""
+    record, modes = context.derived(LoopRecord), context.derived(RunModes)
+    data, calls = context.data, context.data.calls
+    trains = bool(record.steps)
+    if not trains and (data.ops.phase == BACKWARD).any():
+        return
+    leads = context.derived(Training).leads if trains else None
+    changed: dict[int, bool] = {}
+    for call in modes.tops:
+        flags, root = int(calls.flags[call]), int(calls.module[call])
+        if not (flags & NO_GRAD and flags & TRAINING):
+            continue
+        drops, norms = modes.active(call)
+        outputs = call_outputs(context, call)
+        if leads is not None:  # the batch norms of a teacher may use the batch on purpose
+            norms = []
+            teaches = any(leads[value] for value in outputs)
+            if not teaches or _is_trained(context, record, root):
+                continue
+            if root not in changed:
+                changed[root] = _is_changed(context, call)
+            if changed[root]:
+                continue
+        elif not any(len(context.index.consumers(value)) for value in outputs):
+            continue
+        if not (drops or norms) or (not norms and _is_repeated(context, record, call)):
+            continue
+        yield _in_training_mode(context, call, drops, norms, ".")
+
+
+def _is_changed(context: ProblemContext, call: int) -> bool:
+    """Whether anything writes parameters of a model after a call, as a moving average of weights does."""
+    data = context.data
+    top = data.modules[int(data.calls.module[call])].root
+    names = {info.path for module in data.modules if module.root == top for info in module.parameters}
+    values = data.values
+    named = np.array([name in names for name in data.names] or [False], dtype=np.bool_)
+    own = (values.kind == _PARAMETER) & (values.name >= 0) & named[np.maximum(values.name, 0)]
+    writers = np.flatnonzero(data.ops.flags & MUTATES)
+    later = writers[writers >= int(data.calls.end_op[call])]
+    written = [value for op in later.tolist() for value in data.ops.outputs_of(op)]
+    return bool(np.isin(values.storage[written], values.storage[own]).any())
 
 
 def _is_repeated(context: ProblemContext, record: LoopRecord, call: int) -> bool:

@@ -22,6 +22,8 @@ _LEAST_STEPS: Final = 2
 _SOME_STEPS: Final = 5  #: so that one odd batch is not taken for a trend
 _GROWS: Final = 10  #: how many times the first losses the last ones are, in a run that diverges
 _EXPLODES: Final = 1000
+_HUGE: Final = 100  #: no loss is as large by its nature; one of 3 after 0.001 may be
+_FASTER: Final = 2
 _VANISHED: Final = 1e-6  #: of the highest rate
 _NOTHING: Final = 1e-10  #: a rate at which float32 weights stay as they are
 _SHARE: Final = 10  #: of so many steps one without a rate is too much; the last step of a schedule may be
@@ -92,9 +94,10 @@ def loss_grows(context: ProblemContext) -> Iterator[Finding]:
     for frame, curve in context.derived(TrainingCurves).losses.items():
         numbers = [number for _, number in curve]
         factor = _growth(numbers)
-        grows = factor >= _EXPLODES or (factor >= _GROWS and len(numbers) >= _SOME_STEPS)
-        if grows and abs(numbers[-1]) >= 1:
-            sure = Confidence.CERTAIN if factor >= _EXPLODES else Confidence.LIKELY
+        explodes = factor >= _EXPLODES and abs(numbers[-1]) >= _HUGE
+        grows = factor >= _GROWS and abs(numbers[-1]) >= 1 and len(numbers) >= _SOME_STEPS
+        if explodes or (grows and _accelerates(numbers)):
+            sure = Confidence.CERTAIN if explodes else Confidence.LIKELY
             title = (
                 f"the loss grows from {number_text(numbers[0])} to {number_text(numbers[-1])} in "
                 f"{len(numbers):,} steps"
@@ -135,6 +138,19 @@ def _growth(numbers: Sequence[float]) -> float:
     first = max(abs(number) for number in numbers[:part])
     last = min(abs(number) for number in numbers[-part:])
     return last / first if first else 0.0
+
+
+def _accelerates(numbers: Sequence[float]) -> bool:
+    """Whether numbers grow faster in their second half, as those of a run that diverges do.
+
+    A contrastive loss whose queue fills up, and one with a weight that is warmed up, grow and settle.
+
+    >>> _accelerates([1, 2, 4, 8, 16]), _accelerates([0.3, 1.5, 2.5, 3, 3.4])
+    (True, False)
+    """
+    sizes = [abs(number) for number in numbers]
+    middle = sizes[len(sizes) // 2]
+    return sizes[-1] - middle >= _FASTER * (middle - sizes[0]) and sizes[-1] == max(sizes)
 
 
 @check(
