@@ -7,7 +7,7 @@
     tracing ← diff_api, compat, integrations ← cli
 
 ``schema``, ``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``process_rank``,
-``markers``, ``tensor_memory``, ``text_encoding`` and ``_version`` are below all.
+``markers``, ``tensor_memory``, ``text_encoding``, ``threads`` and ``_version`` are below all.
 Only what runs or exports a model may import torch. Imports inside functions count: a late import is still a
 dependency. Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
 """
@@ -25,7 +25,7 @@ PACKAGE: Final = "sightline"
 
 _BASE: Final = frozenset(
     """errors argument_checks notation options patterns process_rank markers tensor_memory text_encoding
-    schema _version""".split()
+    threads schema _version""".split()
 )
 _DATA: Final = _BASE | {"data"}
 _READERS: Final = _DATA | {"analysis"}
@@ -41,6 +41,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "patterns": frozenset({"errors"}),
     "process_rank": frozenset(),
     "text_encoding": frozenset(),
+    "threads": frozenset(),
     "markers": frozenset({"errors", "argument_checks"}),
     "schema": frozenset(),
     "tensor_memory": frozenset(),

@@ -33,6 +33,7 @@ from sightline.errors import ExportError
 from sightline.graph.exported.outputs import OutputStructure
 from sightline.graph.exported.torchapi import GUARD_LOGGER, buffer_hooks, pytree
 from sightline.notation import position_text
+from sightline.threads import start_thread
 
 _OURS: Final = str(Path(__file__).parents[2]) + "/"
 Mode = Callable[[], AbstractContextManager[Any]]
@@ -347,7 +348,7 @@ class Progress:
         self._thread = threading.Thread(target=self._sample, name="sightline-export", daemon=True)
 
     def __enter__(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -42,6 +42,7 @@ from sightline.store.recovery import assemble_journal, finish_recording
 from sightline.store.soundness import sound_part
 from sightline.store.sources import whole_source
 from sightline.store.writer import PRIVATE, WholeColumns, save_columns
+from sightline.threads import start_thread
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
@@ -125,7 +126,7 @@ class StreamWriter:
 
     def start(self) -> None:
         """Begin to take batches."""
-        self._thread.start()
+        start_thread(self._thread)
 
     def abandon(self) -> None:
         """Stop in a forked child: the file and the thread are the parent's."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, Literal, Self
 
@@ -27,6 +28,7 @@ from sightline.options import one_of
 from sightline.store.shards.direct_file import PAGE, Bytes
 from sightline.store.shards.file_names import FileNames
 from sightline.store.shards.shard_file import UNFINISHED, Checksum, ShardFile, TensorDescription, shard_name
+from sightline.threads import start_thread
 
 MIB: Final = 1 << 20
 #: A shard is finished at this age: a killed process loses what is younger.
@@ -182,7 +184,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Flush:
-    done: threading.Event
+    done: SimpleQueue[None]  #: gets one entry when everything before is written
     nbytes: int = 0
     text: str = "what came before"
     names: tuple[str, ...] = ()
@@ -214,11 +216,11 @@ class _Worker:
         self._raised = False
         self._closing = False
         self._pid = os.getpid()
-        # Re-entrant: the collector may close a writer anywhere. It is acquired directly, not through
-        # the condition, which is written in Python: an interrupt there would leave it locked for good.
+        # Re-entrant: the collector may close a writer anywhere. The run acquires it directly, and waits on
+        # queues, which are written in C: an interrupt inside a condition would leave it locked for good.
         self._lock = threading.RLock()
-        self._work = threading.Condition(self._lock)  # the thread waits on it
-        self._space_freed = threading.Condition(self._lock)  # `put` waits on it
+        self._work = threading.Condition(self._lock)  # only the thread waits on it
+        self._waiting: list[SimpleQueue[None]] = []  # one for each `put` that waits until there is room
         self._queue: deque[_Item] = deque()
         self._queued = 0  # bytes in the queue
         self._urgent = False  # whether the thread should take the queue now
@@ -238,17 +240,23 @@ class _Worker:
 
     def put(self, item: _Item) -> None:
         """Queue an item as soon as there is room for it."""
+        while (room := self._queue_or_wait(item)) is not None:
+            room.get()
+
+    def _queue_or_wait(self, item: _Item) -> SimpleQueue[None] | None:
+        """Queue an item if there is room for it; else what gets an entry when there may be."""
         with self._lock:
             self._check_open()
-            while self._unwritten and self._unwritten + item.nbytes > self._queue_bytes:
+            if self._unwritten and self._unwritten + item.nbytes > self._queue_bytes:
                 self._wake()
-                self._space_freed.wait()
-                self._check_open()
+                room: SimpleQueue[None] = SimpleQueue()
+                self._waiting.append(room)
+                return room
             if isinstance(item, _Tensor) and self._refuse(item):
-                return
+                return None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sightline-writer", daemon=True)
-                self._thread.start()
+                start_thread(self._thread)
             self._queue.append(item)
             self._queued += item.nbytes
             self._unwritten += item.nbytes
@@ -256,6 +264,13 @@ class _Worker:
                 self._wake()
             elif self._sleeping:
                 self._work.notify_all()
+            return None
+
+    def _let_waiting_try(self) -> None:
+        """Wake every `put` that waits for room; the lock is held."""
+        waiting, self._waiting = self._waiting, []
+        for room in waiting:
+            room.put(None)
 
     def _wake(self) -> None:
         """Make the thread take the queue now."""
@@ -267,9 +282,9 @@ class _Worker:
         """Wait until everything queued before is written."""
         if self._thread is None or self._closing:
             return
-        marker = _Flush(threading.Event())
+        marker = _Flush(SimpleQueue())
         self.put(marker)
-        marker.done.wait()
+        marker.done.get()
         self.raise_fault()
 
     def close(self) -> None:
@@ -279,7 +294,7 @@ class _Worker:
         with self._lock:
             self._closing = True
             self._work.notify_all()
-            self._space_freed.notify_all()
+            self._let_waiting_try()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -331,7 +346,7 @@ class _Worker:
                     del item  # its bytes are freed before others may use the space
                     with self._lock:
                         self._unwritten -= nbytes
-                        self._space_freed.notify_all()
+                        self._let_waiting_try()
                     self._finish_shards(older_than=SHARD_SECONDS)
                 self._finish_shards(older_than=SHARD_SECONDS)
         finally:
@@ -361,7 +376,7 @@ class _Worker:
     def _handle(self, item: _Item) -> None:
         if isinstance(item, _Flush):
             self._finish_shards()
-            item.done.set()
+            item.done.put(None)
             return
         if self.fault is not None and self._stops:
             self._fail(item.text, self.fault, item.names)  # only counted: the first fault stops the run
