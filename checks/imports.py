@@ -6,7 +6,7 @@
     trace_tables ← api
     tracing ← diff_api, compat, integrations ← cli
 
-``schema``, ``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``process_rank``,
+``schema``, ``errors``, ``argument_checks``, ``hints``, ``notation``, ``options``, ``patterns``, ``process_rank``,
 ``markers``, ``tensor_memory``, ``text_encoding``, ``threads`` and ``_version`` are below all.
 Only what runs or exports a model may import torch. Imports inside functions count: a late import is still a
 dependency. Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
@@ -24,8 +24,8 @@ from typing import Final
 PACKAGE: Final = "sightline"
 
 _BASE: Final = frozenset(
-    """errors argument_checks notation options patterns process_rank markers tensor_memory text_encoding
-    threads schema _version""".split()
+    """errors argument_checks hints notation options patterns process_rank markers tensor_memory
+    text_encoding threads schema _version""".split()
 )
 _DATA: Final = _BASE | {"data"}
 _READERS: Final = _DATA | {"analysis"}
@@ -37,6 +37,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "errors": frozenset(),
     "notation": frozenset({"errors"}),
     "argument_checks": frozenset({"errors"}),
+    "hints": frozenset({"errors", "argument_checks"}),
     "options": frozenset({"errors", "argument_checks"}),
     "patterns": frozenset({"errors"}),
     "process_rank": frozenset(),

@@ -127,7 +127,7 @@ def screen() -> str:
     with sl.trace(model) as t:
         model(tokens).sum().backward()
     written = io.StringIO()
-    t.code(ops="api", phase="forward", module="blocks.0.attn").print(color=True, file=written)
+    t.code(level="api", phase="forward", module="blocks.0.attn").print(color=True, file=written)
     # Paths are shown from where Python was started: only the name is the same on every machine.
     text = re.sub(r"[\w./-]*/(?=\w+\.py:)", "", written.getvalue())
     console = Console(record=True, width=120, file=io.StringIO(), force_terminal=True)

@@ -10,6 +10,7 @@ import pytest
 import sightline as sl
 
 NAMES = {
+    "Bundle",
     "Capture",
     "CaptureError",
     "Check",

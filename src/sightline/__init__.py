@@ -43,10 +43,11 @@ if TYPE_CHECKING:
     )
     from sightline.graph.exported import export, load_graph
     from sightline.markers import spy, step
-    from sightline.options import Capture, Check, Stats
+    from sightline.options import Bundle, Capture, Check, Stats
     from sightline.tracing import trace
 
 __all__ = [
+    "Bundle",
     "Capture",
     "CaptureError",
     "Check",
@@ -78,6 +79,7 @@ __all__ = [
 
 #: Where each public name lives.
 _HOMES = {
+    "Bundle": "sightline.options",
     "Capture": "sightline.options",
     "CaptureError": "sightline.errors",
     "Check": "sightline.options",

@@ -7,15 +7,17 @@ first use.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.argument_checks import argument_text, check_arguments
+from sightline.argument_checks import argument_text, check_arguments, renamed_arguments
 from sightline.errors import SightlineError, UsageError
 from sightline.trace_tables import StepRange, TraceTables
 
 if TYPE_CHECKING:
+    from sightline.convert.perfetto import Timeline
     from sightline.data.trace_data import TensorMeta
     from sightline.graph.graph import Graph
     from sightline.store.reader import LoadedTrace
@@ -33,22 +35,23 @@ class Trace(TraceTables):
     ['ones', 'relu']
     """
 
+    @renamed_arguments(ops="level", everything="all")
     @check_arguments
     def code(
-        self, *, ops: str | None = None, module: str | None = None, op: str | None = None,
+        self, *, level: str | None = None, module: str | None = None, op: str | None = None,
         phase: str | None = None, depth: int | None = None, tail: int | None = None,
-        fold: bool = False, torch_frames: bool = False, names: bool = False, stats: bool | None = None,
-        everything: bool = False, step: StepRange | None = None, rank: int | None = None,
+        fold: bool = True, torch_frames: bool = False, names: bool = False, stats: bool | None = None,
+        all: bool = False, step: StepRange | None = None, rank: int | None = None,
     ) -> View:  # fmt: skip
         """Ops and shapes under the chain of source lines that ran them.
 
-        ``ops`` is "aten" (where recorded, the default) or "api". ``module``, ``op``, ``phase``, ``depth``
-        and ``tail`` choose ops (see `sightline.analysis.select`). ``fold=True`` shows the repeats of a loop
-        body once, with ×N. ``torch_frames=True`` shows torch's own source lines too; ``names=True`` puts the
-        names of parameters and variables before their shapes. Where statistics were recorded, an op ends with
-        those of its result, over all its runs where it is folded; ``stats=False`` hides them. Ops that build
-        the model, and those that installed packages run before it or, in training, around it, are left out
-        unless ``everything=True`` or ``op`` selects them; the first line counts them.
+        ``level`` is "aten" (where recorded, the default) or "api". ``module``, ``op``, ``phase``, ``depth``
+        and ``tail`` choose ops (see `sightline.analysis.select`). The repeats of a loop body are shown once,
+        with ×N, unless ``fold=False``. ``torch_frames=True`` shows torch's own source lines too;
+        ``names=True`` puts the names of parameters and variables before their shapes. Where statistics were
+        recorded, an op ends with those of its result, over all its runs where it is folded; ``stats=False``
+        hides them. Ops that build the model, and those that installed packages run before it or, in training,
+        around it, are left out unless ``all=True`` or ``op`` selects them; the first line counts them.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -59,13 +62,14 @@ class Trace(TraceTables):
         """
         from sightline.views.code import code
 
-        return code(self._at(step, rank), ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail,
-                    fold=fold, torch_frames=torch_frames, names=names, stats=stats,
-                    everything=everything)  # fmt: skip
+        return code(self._at(step, rank), level=level, module=module, op=op, phase=phase, depth=depth,
+                    tail=tail, fold=fold, torch_frames=torch_frames, names=names, stats=stats,
+                    all=all)  # fmt: skip
 
+    @renamed_arguments(ops="level")
     @check_arguments
     def source(
-        self, *, file: str | None = None, ops: str | None = None, module: str | None = None,
+        self, *, file: str | None = None, level: str | None = None, module: str | None = None,
         op: str | None = None, phase: str | None = None, depth: int | None = None,
         tail: int | None = None, width: int = 100, stats: bool | None = None,
         step: StepRange | None = None, rank: int | None = None,
@@ -84,15 +88,16 @@ class Trace(TraceTables):
         """
         from sightline.views.source import source
 
-        return source(self._at(step, rank), file=file, ops=ops, module=module, op=op, phase=phase,
+        return source(self._at(step, rank), file=file, level=level, module=module, op=op, phase=phase,
                       depth=depth, tail=tail, width=width, stats=stats)  # fmt: skip
 
+    @renamed_arguments(everything="all")
     @check_arguments
     def log(
         self, *, module: str | None = None, op: str | None = None, phase: str | None = None,
         depth: int | None = None, tail: int | None = None, inside: bool = False,
         tensor: Callable[[TensorMeta], str] | None = None, stats: bool | None = None,
-        fold: bool = True, everything: bool = False, step: StepRange | None = None, rank: int | None = None,
+        fold: bool = True, all: bool = False, step: StepRange | None = None, rank: int | None = None,
     ) -> View:  # fmt: skip
         """Module calls and operations as blocks, with their inputs and outputs.
 
@@ -100,7 +105,7 @@ class Trace(TraceTables):
         Without ``phase`` it is the forward pass. ``tensor=str`` prints tensors as ``f32[2, 3]``. Where
         statistics were recorded they follow each tensor; ``stats=False`` hides them. Equal layers and runs of
         a loop are one block with ×N and the ranges of what differs, unless ``fold=False``. Ops outside the
-        model are left out as in `code`, unless ``everything=True`` or ``op`` selects them.
+        model are left out as in `code`, unless ``all=True`` or ``op`` selects them.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -118,7 +123,7 @@ class Trace(TraceTables):
             raise UsageError(f"tensor={argument_text(tensor)} must be a function of a tensor, such as str.")
         return log(self._at(step, rank), module=module, op=op, phase=phase, depth=depth, tail=tail,
                    inside=inside, tensor=tensor or tensor_block_text, stats=stats, fold=fold,
-                   everything=everything)  # fmt: skip
+                   all=all)  # fmt: skip
 
     @check_arguments
     def call_order(
@@ -281,16 +286,17 @@ class Trace(TraceTables):
 
         return nonfinite(self._at(step, rank), allow=allow)
 
+    @renamed_arguments(ops="level", everything="all")
     @check_arguments
     def lineage(
-        self, value: Any, *, depth: int | None = None, ops: str | None = None,
-        everything: bool = False, step: StepRange | None = None, rank: int | None = None,
+        self, value: Any, *, depth: int | None = None, level: str | None = None,
+        all: bool = False, step: StepRange | None = None, rank: int | None = None,
     ) -> LineageView:  # fmt: skip
         """The origin of a value: the chain of ops, lines and modules, the most recent first.
 
         ``value`` is a row, ``"$12"``, the name of a parameter, a module (its last output), a variable in one
         (``"blocks.0.attn.q"``), or the key of a captured tensor. ``depth`` is how many ops to go back;
-        ``ops="aten"`` shows dispatcher ops instead of API calls.
+        ``level="aten"`` shows dispatcher ops instead of API calls.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -300,19 +306,21 @@ class Trace(TraceTables):
         """
         from sightline.views.lineage import lineage
 
-        return lineage(self._at(step, rank), value, depth=depth, ops=ops, everything=everything)
+        return lineage(self._at(step, rank), value, depth=depth, level=level, everything=all)
 
+    @renamed_arguments(everything="all")
     @check_arguments
     def graph(
-        self, *, level: str | None = None, depth: int | None = None, fold: bool = False,
+        self, *, level: str | None = None, depth: int | None = None, fold: bool = True,
         prune: str | Sequence[str] = (), phase: str = "forward", module: str | None = None,
-        everything: bool = False, step: StepRange | None = None, rank: int | None = None,
+        all: bool = False, step: StepRange | None = None, rank: int | None = None,
     ) -> Graph:  # fmt: skip
         """The data flow as a graph of API calls, aten ops or modules.
 
         ``level`` is "api" (where recorded, the default), "aten" or "module". ``depth`` collapses modules
-        below it, ``fold=True`` shows equal layers once with ×N and a recurrence as a loop, ``prune`` hides
-        "views", "parameters", "constants" or "leaves". ``phase`` is "forward", "backward" or "both".
+        below it. Equal layers are shown once with ×N, and a recurrence as a loop, unless ``fold=False``;
+        ``prune`` hides "views", "parameters", "constants" or "leaves". ``phase`` is "forward", "backward" or
+        "both".
 
         >>> import torch, sightline as sl
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
@@ -326,7 +334,7 @@ class Trace(TraceTables):
 
         return graph(self._at(step, rank).index, level=level, depth=depth, fold=fold,
                      prune=(prune,) if isinstance(prune, str) else tuple(prune), phase=phase,
-                     module=module, everything=everything)  # fmt: skip
+                     module=module, everything=all)  # fmt: skip
 
     @check_arguments
     def save(
@@ -367,33 +375,32 @@ class Trace(TraceTables):
 
     @check_arguments
     def to_perfetto(
-        self, path: str | os.PathLike[str], *, step: StepRange | None = None, rank: int | None = None
-    ) -> None:
-        """Write the run as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+        self, path: str | os.PathLike[str] | None = None, *,
+        step: StepRange | None = None, rank: int | None = None,
+    ) -> Timeline:  # fmt: skip
+        """The run as a timeline, whose ``save(path)`` writes what Perfetto (ui.perfetto.dev) opens.
 
         Module calls contain API calls, which contain aten ops; phases, steps and memory have tracks of their
         own, and each slice has its tensors and its source line. The ranks of a distributed job are a process
         each, with an arrow through each collective. A path that ends in ``.gz`` is compressed. An existing
-        file is replaced atomically.
+        file is replaced atomically. As text it is the JSON of trace events.
 
-        >>> import json, pathlib, tempfile, torch, sightline as sl
+        >>> import json, torch, sightline as sl
         >>> with sl.trace() as t:
         ...     y = torch.ones(2, 3).relu()
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     t.to_perfetto(f"{folder}/run.json")
-        ...     events = json.loads(pathlib.Path(folder, "run.json").read_text())["traceEvents"]
+        >>> events = json.loads(str(t.to_perfetto()))["traceEvents"]
         >>> [event["name"] for event in events if event.get("cat") == "aten,forward"]
         ['ones', 'relu']
         """
+        from sightline.convert.perfetto import Timeline
+
         run = self._run() if step is None and rank is None else None
-        if run is not None:
-            from sightline.convert.perfetto import ranks_to_perfetto
-
-            ranks_to_perfetto(run, path)
-            return
-        from sightline.convert.perfetto import to_perfetto
-
-        to_perfetto(self._at(step, rank).index, path)
+        timeline = Timeline(self._at(step, rank).index if run is None else run)
+        if path is not None:
+            text = "t.to_perfetto(path) is t.to_perfetto().save(path) now; the old form ends soon."
+            warnings.warn(text, DeprecationWarning, stacklevel=3)  # through the check of arguments
+            timeline.save(path)
+        return timeline
 
     @check_arguments
     def html(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType
@@ -114,3 +115,34 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def renamed_arguments(**renamed: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Wrap a function to accept arguments under the names they had before, with a `DeprecationWarning`.
+
+    >>> @renamed_arguments(everything="all")
+    ... def shown(*, all: bool = False) -> bool:
+    ...     return all
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     shown(everything=True)
+    True
+    >>> str(caught[0].message)
+    'everything= is called all= now; the old name ends with the next version.'
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old in renamed.keys() & kwargs.keys():
+                new = renamed[old]
+                if new in kwargs:
+                    raise UsageError(f"{old}= is the old name of {new}=; give only {new}=.")
+                text = f"{old}= is called {new}= now; the old name ends with the next version."
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate

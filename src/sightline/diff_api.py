@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sightline.api import Trace, load
-from sightline.argument_checks import argument_text, check_arguments
+from sightline.argument_checks import argument_text, check_arguments, renamed_arguments
 from sightline.errors import DamagedFile, UsageError
 from sightline.options import one_of
 
@@ -106,12 +106,13 @@ class Diff:
 
         return modules_view(self)
 
+    @renamed_arguments(everything="all")
     @check_arguments
-    def source(self, *, everything: bool = False) -> View:
-        """Both sources side by side: around the divergence, or all of them with ``everything=True``."""
+    def source(self, *, all: bool = False) -> View:
+        """Both sources side by side: around the divergence, or all of them with ``all=True``."""
         from sightline.views.diff import source_view
 
-        return source_view(self, everything=everything)
+        return source_view(self, everything=all)
 
     @check_arguments
     def html(self, path: str | os.PathLike[str]) -> None:

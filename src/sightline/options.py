@@ -1,10 +1,11 @@
-"""Options of a recording: `Capture`, `Stats`, `Check`, and ranges of steps."""
+"""Options of a recording: `Bundle`, `Capture`, `Stats`, `Check`, and ranges of steps."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sightline.argument_checks import argument_text
@@ -81,6 +82,35 @@ class Capture:
             f"capture={argument_text(argument)} is not a choice; it is True, a glob, a list of globs, "
             "or sl.Capture(…)."
         )
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Where a recording is written while it runs, and what it holds of the program.
+
+    >>> Bundle("run.sight", overwrite=True).source
+    True
+
+    ``source=False`` leaves the text of the source files out from the first byte on, ``environment=False``
+    versions, host name and command line. A recording that is there is replaced only with ``overwrite=True``.
+    """
+
+    path: str | os.PathLike[str]
+    source: bool = field(default=True, kw_only=True)
+    environment: bool = field(default=True, kw_only=True)
+    overwrite: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if not isinstance(self.path, str | os.PathLike):
+            raise UsageError(f"path={argument_text(self.path)} must be a path, or sl.Bundle(…).")
+        for name in ("source", "environment", "overwrite"):
+            one_of(name, getattr(self, name), (True, False))
+
+    @classmethod
+    def of(cls, argument: Any) -> Bundle | None:
+        """The options for ``path=``: a path or a `Bundle`."""
+        return argument if argument is None or isinstance(argument, cls) else cls(argument)
 
 
 @dataclass(frozen=True, kw_only=True)

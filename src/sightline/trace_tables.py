@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sightline.argument_checks import argument_text
 from sightline.errors import TorchMissing, UsageError
+from sightline.hints import Hint
 
 if TYPE_CHECKING:
     from sightline.data.index import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
@@ -161,7 +161,7 @@ class TraceTables:
 
     def _of_rank(self, rank: int) -> Self:
         if type(rank) is not int:
-            raise UsageError(f"rank={argument_text(rank)} must be the number of a rank.")
+            raise UsageError(f"{Hint.option('rank', rank)} must be the number of a rank.")
         ranks = self.ranks
         if len(ranks) == 1 and self.info.get("rank") is None:
             raise UsageError(

@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 from sightline.api import Trace
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import UsageError
-from sightline.options import Capture, Check, Stats, one_of
+from sightline.options import Bundle, Capture, Check, Stats, one_of
 from sightline.process_rank import path_of_rank
 
 if TYPE_CHECKING:
@@ -25,6 +26,29 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 OpsLevel = Literal["none", "api", "aten", "both"]
+
+
+def _with_former_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Accept the arguments that `Bundle` has now, with a `DeprecationWarning`."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        former = {name: kwargs.pop(name) for name in ("source", "environment", "overwrite") if name in kwargs}
+        if former:
+            written = ", ".join(f"{name}={argument_text(value)}" for name, value in former.items())
+            fix = f"path=sl.Bundle(…, {written})"
+            path = kwargs.get("path")
+            if path is None or isinstance(path, Bundle):
+                raise UsageError(f"{written} says how path= is written: give {fix}, or say it to t.save().")
+            warnings.warn(
+                f"{written} is written {fix} now; the old form ends with the next version.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            kwargs["path"] = Bundle(path, **former)  # type: ignore[arg-type]
+        return function(*args, **kwargs)
+
+    return wrapper
 
 
 class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) as t:`
@@ -46,11 +70,10 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     ``capture`` keeps tensors: True for what every module returns, globs on module paths, or a `Capture`; they
     are ``t.tensors``. ``path="run.sight"`` writes the recording, and those tensors, while it runs: what it
     takes in memory does not grow, and a killed process leaves everything up to its last half second. A
-    recording that is there is replaced only with ``overwrite=True``; ``source=False`` leaves the text of the
-    source files out of it, ``environment=False`` versions, host name and command line. ``last=N`` keeps the
-    last N ops, like a flight recorder. ``stats=True``
-    takes minimum, maximum, mean, deviation, norm, zeros, NaNs, infinities and a fingerprint of every floating
-    result. ``check="nonfinite"`` raises `NonFiniteError` at the op that makes the first NaN or infinity.
+    `Bundle` in its place says more about what is written: ``path=sl.Bundle("run.sight", overwrite=True)``.
+    ``last=N`` keeps the last N ops, like a flight recorder. ``stats=True`` takes minimum, maximum, mean,
+    deviation, norm, zeros, NaNs, infinities and a fingerprint of every floating result.
+    ``check="nonfinite"`` raises `NonFiniteError` at the op that makes the first NaN or infinity.
     ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
     by running it eagerly, in the whole process, while the block runs.
 
@@ -60,6 +83,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     recorder, which any machine can run; ``"auto"`` takes the first where it can be built.
     """
 
+    @_with_former_arguments
     @check_arguments
     def __init__(
         self,
@@ -71,10 +95,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         stats: bool | Stats | None = None,
         check: Literal["nonfinite"] | Check | None = None,
         last: int | None = None,
-        path: str | os.PathLike[str] | None = None,
-        source: bool = True,
-        environment: bool = True,
-        overwrite: bool = False,
+        path: str | os.PathLike[str] | Bundle | None = None,
         name: str | None = None,
         compiled: Literal["opaque", "eager"] = "opaque",
         time: Literal["host", "device"] = "host",
@@ -86,12 +107,9 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         one_of("time", time, ("host", "device"))
         one_of("engine", engine, ("auto", "native", "python"))
         captures, statistics, nonfinite = Capture.of(capture), Stats.of(stats), Check.of(check)
-        folder = _recording_folder(path, captures)
-        if folder is None and not (source and environment):
-            raise UsageError(
-                "source=False and environment=False say what path= writes: "
-                "give path= too, or say it to t.save()."
-            )
+        bundle = Bundle.of(path)
+        if bundle is None and captures is not None and captures.format == "pt":
+            raise UsageError('Capture(format="pt") writes files: say where with path="run.sight".')
         if last is not None and (type(last) is not int or last < 1):
             raise UsageError(f"last={argument_text(last)} is how many ops to keep: a whole number from 1 up.")
         if nonfinite is not None and ops == "none":
@@ -115,12 +133,12 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
                 stats=statistics,
                 check=nonfinite,
                 capture=captures,
-                folder=folder,
+                folder=None if bundle is None else path_of_rank(Path(bundle.path)),
                 last=last,
                 engine=engine,
-                source=source,
-                environment=environment,
-                overwrite=overwrite,
+                source=bundle is None or bundle.source,
+                environment=bundle is None or bundle.environment,
+                overwrite=bundle is not None and bundle.overwrite,
                 time=time,
             ),
         )
@@ -207,14 +225,6 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             return result
 
         return traced
-
-
-def _recording_folder(path: str | os.PathLike[str] | None, capture: Capture | None) -> Path | None:
-    if path is None:
-        if capture is not None and capture.format == "pt":
-            raise UsageError('Capture(format="pt") writes files: say where with path="run.sight".')
-        return None
-    return path_of_rank(Path(path))
 
 
 def _watcher(live: str | None, ops: str) -> Watcher | None:

@@ -39,7 +39,7 @@ def trained(*, backward: bool = True) -> Trace:
 def test_the_code_is_that_of_the_model() -> None:
     first, *lines = str(code(trained(), fold=True)).splitlines()
     left_out = "1 op that builds the model, 3 ops that installed packages run around it"
-    assert first == f"# left out: {left_out}; everything=True shows them"
+    assert first == f"# left out: {left_out}; all=True shows them"
     assert lines == [
         "# main.py:2 in <module>:",
         "│ ⬇️",
@@ -54,7 +54,7 @@ def test_the_code_is_that_of_the_model() -> None:
 
 
 def test_everything_is_there_when_asked_for() -> None:
-    text = str(code(trained(), everything=True))
+    text = str(code(trained(), all=True))
     assert "left out" not in text
     assert "empty()" in text
     assert text.count("# sqrt(") == 3
@@ -119,7 +119,7 @@ def test_decorators_of_a_package_are_left_out_unless_they_run_ops() -> None:
     trace = b.build()
     assert "returns_tuple" not in str(code(trace))
     assert "casts.<locals>.wrapper" in str(code(trace))
-    assert "returns_tuple" in str(code(trace, everything=True))
+    assert "returns_tuple" in str(code(trace, all=True))
 
 
 def test_a_line_around_a_repeat_is_not_written_again_inside_it() -> None:

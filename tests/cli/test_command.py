@@ -12,8 +12,7 @@ import torch
 
 import sightline as sl
 from sightline.cli import VERBS, main
-from sightline.cli.command import view_in_cli_words
-from sightline.views.rendering import Line, View, line
+from sightline.hints import Hint, for_command_line
 from tests.cli.recorded import WITHOUT_TORCH, environment, invoke, misused, process, refused, told
 from tests.recording.architectures import ZOO
 
@@ -172,12 +171,26 @@ def test_the_command_line_speaks_of_its_own_options(tmp_path: Path) -> None:
 
 
 def test_what_comes_out_of_a_recording_is_never_rewritten() -> None:
-    data = View(tuple(line(("stats=True finds", style)) for style in ("error", "op", "module", "code")))
-    assert view_in_cli_words(data) == data
-    own = (line("x: t.problems()"),)
-    said = view_in_cli_words(View(own, fit=lambda _: own))
-    assert str(said) == "x: --view problems"
-    assert [block.text for block in said.within(80) if isinstance(block, Line)] == [str(said)]
+    with sl.trace(ops="api", name="stats=True finds: t.problems()") as t:
+        torch.ones(2).relu()
+    with for_command_line():
+        shown = str(t)
+    assert "stats=True finds: t.problems()" in shown
+
+
+def test_a_hint_is_spelled_for_who_reads_it() -> None:
+    hints = (
+        Hint.option("fold", False),
+        Hint.option("module", "a b"),
+        Hint.recording("ops", "both"),
+        Hint.view("memory"),
+    )
+    assert [str(each) for each in hints] == ["fold=False", "module='a b'", "ops='both'", "t.memory()"]
+    with for_command_line():
+        assert [str(each) for each in hints] == [
+            "--no-fold", "--module 'a b'", "sightline run --ops both", "--view memory",
+        ]  # fmt: skip
+    assert str(hints[0]) == "fold=False"
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +208,9 @@ def gpt2() -> sl.Trace:
 def test_a_real_architecture(gpt2: sl.Trace, tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     gpt2.save(path)
-    assert told("show", path, "--view", "summary") == f"{view_in_cli_words(gpt2.summary())}\n"
+    with for_command_line():
+        summary = f"{gpt2.summary()}\n"
+    assert told("show", path, "--view", "summary") == summary
     assert "modeling_gpt2.py" in told("show", path, "--view", "code")
     assert told("ops", path, "--json").count("\n") == len(gpt2.ops)
     key = next(iter(gpt2.tensors))

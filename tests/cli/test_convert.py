@@ -32,7 +32,7 @@ def test_a_timeline_by_its_name(run: Path, tmp_path: Path, name: str) -> None:
     assert line.startswith(f"Wrote {tmp_path / name}: {len(trace.ops):,} ops, ")
     events = read(tmp_path / name)
     assert len(slices(events, "api")) + len(slices(events, "aten")) == len(trace.ops)
-    trace.to_perfetto(tmp_path / "other.json")
+    trace.to_perfetto().save(tmp_path / "other.json")
     assert read(tmp_path / "other.json") == events
 
 

@@ -45,7 +45,7 @@ def test_an_argument_of_five_thousand_digits(tmp_path: Path) -> None:
         views = [str(view) for view in (trace.code(fold=True), trace.log(), trace.summary())]
         assert "<an integer of 16610 bits>" in views[1]
         trace.graph(level="module").to_json()
-        trace.to_perfetto(tmp_path / "run.json")
+        trace.to_perfetto().save(tmp_path / "run.json")
     assert output("show", str(tmp_path / "run.sight"), "--view", "log")
 
 

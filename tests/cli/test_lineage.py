@@ -21,7 +21,7 @@ def test_a_number_is_an_op(run: Path) -> None:
     trace = sl.load(run)
     op = next(op for op in trace.ops if op.name == "relu")
     assert told("lineage", run, op.id, "--depth", 2, "--level", "aten") == (
-        f"{trace.lineage(op, depth=2, ops='aten')}\n"
+        f"{trace.lineage(op, depth=2, level='aten')}\n"
     )
 
 

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
-from sightline.cli.command import view_in_cli_words
 from sightline.cli.screen import wait_message
 from sightline.cli.show import VIEWS, command, options_of
+from sightline.hints import for_command_line
 from tests.cli.recorded import COMMAND, environment, misused, on_terminal, refused, told
 
 
 def test_without_options_it_is_the_overview(run: Path) -> None:
     shown = told("show", run)
-    overview = str(view_in_cli_words(sl.load(run)._overview()))
+    with for_command_line():
+        overview = str(sl.load(run)._overview())
     assert ": --view nonfinite" in overview
     assert shown.splitlines()[:-1] == overview.splitlines()[:-1]
     last = shown.splitlines()[-1]
@@ -27,8 +28,8 @@ def test_without_options_it_is_the_overview(run: Path) -> None:
 
 @pytest.mark.parametrize("view", ["code", "log", "summary", "source", "problems", "nonfinite"])
 def test_a_view_is_that_of_the_trace(run: Path, view: str) -> None:
-    shown = getattr(sl.load(run), view)(**({"fold": True} if view == "code" else {}))
-    shown = view_in_cli_words(shown) if view == "summary" else shown
+    with for_command_line():
+        shown = getattr(sl.load(run), view)()
     assert told("show", run, "--view", view) == f"{shown}\n"
 
 
@@ -45,19 +46,20 @@ def test_filters_are_those_of_the_views(run: Path) -> None:
     code = ["--view", "code", "--module", "blocks.*", "--op", "*mm*", "--phase", "forward"]
     wanted = trace.code(module="blocks.*", op="*mm*", phase="forward", names=True, torch_frames=True)
     assert told("show", run, *code, "--names", "--torch-frames", "--no-fold") == f"{wanted}\n"
-    wanted = trace.code(ops="api", fold=True, stats=False, tail=9, depth=2)
+    wanted = trace.code(level="api", stats=False, tail=9, depth=2)
     options = ["--level", "api", "--no-stats", "--tail", 9, "--depth", 2]
     assert told("show", run, "--view", "code", *options) == f"{wanted}\n"
     assert (
         told("show", run, "--view", "log", "--inside", "--tail", 4) == f"{trace.log(inside=True, tail=4)}\n"
     )
-    narrow = view_in_cli_words(trace.summary(width=60, depth=1))
+    with for_command_line():
+        narrow = trace.summary(width=60, depth=1)
     assert told("show", run, "--view", "summary", "--width", 60, "--depth", 1) == f"{narrow}\n"
-    held = view_in_cli_words(trace.memory(module="blocks.*", phase="forward", depth=2))
+    held = trace.memory(module="blocks.*", phase="forward", depth=2)
     options = ["--module", "blocks.*", "--phase", "forward", "--depth", 2]
     assert told("show", run, "--view", "memory", *options) == f"{held}\n"
     source = trace.source(file="recorded.py", op="relu")
-    assert told("show", run, "--view", "source", "--only", "recorded.py", "--op", "relu") == f"{source}\n"
+    assert told("show", run, "--view", "source", "--file", "recorded.py", "--op", "relu") == f"{source}\n"
     found = trace.problems(kind="non-finite", module="blocks.0")
     assert (
         told("show", run, "--view", "problems", "--kind", "non-finite", "--module", "blocks.0")
@@ -76,7 +78,7 @@ def test_every_argument_of_a_view_is_an_option() -> None:
     for view in VIEWS:
         assert set(options_of(view)) <= declared, view
     assert options_of("overview") == []
-    assert options_of("source")[:2] == ["only", "level"]
+    assert options_of("source")[:2] == ["file", "level"]
 
 
 def test_an_option_the_view_does_not_take_is_one_sentence(run: Path) -> None:

@@ -370,7 +370,7 @@ def test_everything_is_plain_data() -> None:
 
 def test_every_view_fits_a_hundred_columns() -> None:
     diff = sl.diff(recorded(net()), recorded(Renamed(net(1.0, 2.0, 1.0)).bfloat16(), inputs().bfloat16()))
-    for view in (str(diff), str(diff.summary()), str(diff.source()), str(diff.source(everything=True))):
+    for view in (str(diff), str(diff.summary()), str(diff.source()), str(diff.source(all=True))):
         assert max(map(len, view.splitlines())) <= 100
     assert len(str(diff).splitlines()) <= 40
     assert "<script" not in diff._repr_html_()

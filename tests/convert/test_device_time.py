@@ -48,7 +48,7 @@ def test_the_table_of_what_devices_did() -> None:
 
 def test_the_timeline_has_a_track_for_each_stream(tmp_path: Path) -> None:
     trace = on_a_device()
-    trace.to_perfetto(tmp_path / "run.json")
+    trace.to_perfetto().save(tmp_path / "run.json")
     events = read(tmp_path / "run.json")
     titles = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert titles[-2:] == ["cuda:0 stream 7", "cuda:0 stream 9"]
@@ -67,7 +67,7 @@ def test_the_timeline_has_a_track_for_each_stream(tmp_path: Path) -> None:
 
 def test_arrows_lead_from_the_op_to_what_it_asked_for(tmp_path: Path) -> None:
     trace = on_a_device()
-    trace.to_perfetto(tmp_path / "run.json")
+    trace.to_perfetto().save(tmp_path / "run.json")
     events = read(tmp_path / "run.json")
     counts = Counter(event["ph"] for event in events)
     assert counts["s"] == counts["f"] == int((trace.index.device_work_ops >= 0).sum())
@@ -82,7 +82,7 @@ def test_arrows_lead_from_the_op_to_what_it_asked_for(tmp_path: Path) -> None:
 
 def test_kernels_of_one_stream_that_overlap_are_cut(tmp_path: Path) -> None:
     works = [Work(0, 1_000, 5_000, "a"), Work(0, 3_000, 1_000, "b"), Work(0, 3_500, 9_000, "c")]
-    timed(make_trace(), works).to_perfetto(tmp_path / "run.json")
+    timed(make_trace(), works).to_perfetto().save(tmp_path / "run.json")
     found = slices(read(tmp_path / "run.json"), "device")
     assert [(event["name"], ns(event["dur"]), event["args"].get("device_us")) for event in found] == [
         ("a", 2_000, 5), ("b", 500, 1), ("c", 9_000, None),

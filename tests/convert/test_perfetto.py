@@ -25,7 +25,7 @@ from tests.store.bundles import ZOO
 
 
 def written(trace: Trace, folder: Path, name: str = "run.json") -> list[dict[str, Any]]:
-    trace.to_perfetto(folder / name)
+    trace.to_perfetto().save(folder / name)
     return read(folder / name)
 
 
@@ -239,7 +239,7 @@ def test_a_fault_half_way_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr(EventWriter, "_memory", fails)
     with pytest.raises(RuntimeError):
-        make_trace(1).to_perfetto(tmp_path / "run.json")
+        make_trace(1).to_perfetto().save(tmp_path / "run.json")
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     assert (tmp_path / "run.json").read_text() == "old"
 
@@ -247,13 +247,13 @@ def test_a_fault_half_way_leaves_the_old_file_and_nothing_else(
 def test_an_old_file_is_replaced_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "real.json").write_text("old")
     (tmp_path / "run.json").symlink_to("real.json")
-    make_trace(1).to_perfetto(tmp_path / "run.json")
+    make_trace(1).to_perfetto().save(tmp_path / "run.json")
     assert (tmp_path / "run.json").is_symlink()
     assert json.loads((tmp_path / "real.json").read_text())["traceEvents"]
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"gone/run\.json cannot be written: No such file or directory\.$"):
-        make_trace(1).to_perfetto(tmp_path / "gone" / "run.json")
+        make_trace(1).to_perfetto().save(tmp_path / "gone" / "run.json")
     with pytest.raises(UsageError, match="is a folder: give the name of a file in it"):
-        make_trace(1).to_perfetto(tmp_path)
+        make_trace(1).to_perfetto().save(tmp_path)

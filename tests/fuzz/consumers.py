@@ -53,7 +53,7 @@ def _documents(trace: Trace, out: Path) -> None:
 
 
 def _perfetto(trace: Trace, out: Path) -> None:
-    trace.to_perfetto(out / "timeline.json")
+    trace.to_perfetto().save(out / "timeline.json")
     json.loads((out / "timeline.json").read_text())
 
 

@@ -23,8 +23,8 @@ CELLS = [
     "class Net(torch.nn.Module):\n    def forward(self, x):\n        y = x.relu()\n        return y.sum()\n",
     "with sl.trace(Net(), engine=ENGINE, PATH) as t:\n    Net()(torch.ones(2, 3))",
     "print(t)",
-    "t.code(ops='api')",
-    "if not t.info.get('x'): print(t.code(ops='api')); print(t.source(file='In[2]'))",
+    "t.code(level='api')",
+    "if not t.info.get('x'): print(t.code(level='api')); print(t.source(file='In[2]'))",
     "saved = t.save('saved.sight')",
     (
         "try:\n    with sl.trace():\n        torch.ones(2) @ torch.ones(3)\nexcept RuntimeError as error:\n"
@@ -73,7 +73,7 @@ def test_positions_name_the_cell_and_pages_keep_the_nesting(
     assert "ipykernel" not in printed
     for folder in ["saved.sight", *(["run.sight"] if "path" in more else [])]:
         saved = sl.load(tmp_path / folder)
-        assert str(saved.code(ops="api")) + "\n" + str(saved.source(file="In[2]")) + "\n" == printed
+        assert str(saved.code(level="api")) + "\n" + str(saved.source(file="In[2]")) + "\n" == printed
     assert "sightline: dot failed at In[8]:3 in <module>" in book.cells[7].outputs[0].text
     assert "torch.ones(2).neg()  # In[9]:2 in <module>:" in book.cells[8].outputs[0].text
     page, _ = HTMLExporter().from_notebook_node(book)
@@ -90,7 +90,7 @@ def test_a_shell_without_a_kernel(tmp_path: Path) -> None:
         "shell.run_cell('import torch, sightline as sl', store_history=True)\n"
         "shell.run_cell('def f(x):\\n    return x.relu()', store_history=True)\n"
         "shell.run_cell('with sl.trace() as t:\\n    y = f(torch.ones(2))', store_history=True)\n"
-        'shell.run_cell(\'print(t.code(op="relu", ops="aten"))\')\n'
+        'shell.run_cell(\'print(t.code(op="relu", level="aten"))\')\n'
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True,

@@ -86,7 +86,7 @@ def test_every_view_takes_a_rank(tmp_path: Path) -> None:
     assert "f32[3, 3]" not in str(t.code())
     assert str(t.lineage("Linear", rank=1)) == str(t.ranks[1].lineage("Linear"))
     assert len(t.graph(rank=1)) == len(t.ranks[1].graph())
-    t.to_perfetto(tmp_path / "one.json", rank=1)
+    t.to_perfetto(rank=1).save(tmp_path / "one.json")
     assert len({each["pid"] for each in json.loads((tmp_path / "one.json").read_text())["traceEvents"]}) == 1
     assert str(t.ranks[0].code(rank=1)) == str(t.code(rank=1)), "one rank finds the others"
     with pytest.raises(
@@ -449,7 +449,7 @@ def test_a_rank_that_ended_long_before_the_last_ops_of_the_others(tmp_path: Path
 
 def test_the_timeline_has_a_process_per_rank_and_arrows(tmp_path: Path) -> None:
     record_ranks(tmp_path / "run.sight", alike, 3)
-    sl.load(tmp_path / "run.sight").to_perfetto(tmp_path / "run.json")
+    sl.load(tmp_path / "run.sight").to_perfetto().save(tmp_path / "run.json")
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
     assert names == {rank + 1: f"trace, rank {rank} of 3" for rank in range(3)}

@@ -42,7 +42,7 @@ def test_sources_and_environment_are_left_out_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.node", lambda: "a-host-nobody-knows")
-    tracing = sl.trace(path=tmp_path / "run.sight", source=False, environment=False)
+    tracing = sl.trace(path=sl.Bundle(tmp_path / "run.sight", source=False, environment=False))
     t = tracing.start()
     torch.ones(2).relu()
     len(t.ops)
@@ -63,9 +63,9 @@ def test_sources_and_environment_are_left_out_from_the_start(
     assert with_both.data.environment["host"] == "a-host-nobody-knows"  # type: ignore[attr-defined]
 
 
-def test_leaving_out_needs_a_path() -> None:
-    with pytest.raises(UsageError, match="say what path= writes: give path= too, or say it to"):
-        sl.trace(source=False)
+def test_the_options_of_a_bundle_need_a_path() -> None:
+    with pytest.raises(UsageError, match=r"path=3 must be a path, or sl\.Bundle"):
+        sl.trace(path=3)  # type: ignore[arg-type]
 
 
 def test_what_stays_is_said(tmp_path: Path) -> None:

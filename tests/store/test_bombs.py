@@ -100,7 +100,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, in
     code = [f"out = {str(folder / 'out.json')!r}"]
     for number, (name, (make, view, _)) in enumerate(BOMBS.items()):
         path = str(make(folder / f"{number}"))
-        asked = {"load": "", "to_perfetto": ".to_perfetto(out)"}.get(view, f".{view}()")
+        asked = {"load": "", "to_perfetto": ".to_perfetto().save(out)"}.get(view, f".{view}()")
         code.append(f"attempt({name!r}, lambda: load({path!r}){asked})")
     return measured("\n".join(code))
 

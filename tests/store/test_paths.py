@@ -32,10 +32,11 @@ def test_a_recording_is_replaced_only_if_that_is_asked_for(
     with pytest.raises(sl.UsageError) as writing:
         recorded(path=place, engine=engine)
     assert str(writing.value) == (
-        f"{place} already holds a recording: give path= another name, or overwrite=True to replace it."
+        f"{place} already holds a recording: give path= another name, or "
+        "path=sl.Bundle(…, overwrite=True) to replace it."
     )
     assert sl.load(place).info["name"] == "first"
-    recorded(path=place, name="second", overwrite=True, engine=engine, last=last)
+    recorded(path=sl.Bundle(place, overwrite=True), name="second", engine=engine, last=last)
     assert sl.load(place).info["name"] == "second"
     recorded(name="third", engine=engine).save(place, overwrite=True)
     assert sl.load(place).info["name"] == "third"
@@ -50,7 +51,7 @@ def test_what_is_no_finished_recording_is_never_replaced(tmp_path: Path) -> None
         with pytest.raises(
             sl.UsageError, match=r"running\.sight is still being recorded, or its process was k"
         ):
-            recorded(path=tmp_path / "running.sight", overwrite=True)
+            recorded(path=sl.Bundle(tmp_path / "running.sight", overwrite=True))
         with pytest.raises(
             sl.UsageError, match=r"is a folder with other things in it, such as 'rank0\.journal'"
         ):
@@ -59,7 +60,7 @@ def test_what_is_no_finished_recording_is_never_replaced(tmp_path: Path) -> None
         torch.ones(2)
         running.stop()
     assert sl.load(tmp_path / "running.sight").validate().ops >= 1
-    for write in (lambda place: recorded(path=place, overwrite=True),
+    for write in (lambda place: recorded(path=sl.Bundle(place, overwrite=True)),
                   lambda place: recorded().save(place, overwrite=True)):  # fmt: skip
         with pytest.raises(
             sl.UsageError, match=r"notes is a folder with other things in it, such as 'todo\.txt'"

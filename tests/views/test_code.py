@@ -215,11 +215,11 @@ def test_levels_and_filters() -> None:
         == "│ │ # _foreach_add_([f32[16, 4]], [f32[16, 4]], alpha=-0.1);"
     )
     assert str(code(t, module="embed", phase="forward")).count("embedding(") == 1
-    assert "F.embedding(" in str(code(t, ops="api", op="*embedding"))
+    assert "F.embedding(" in str(code(t, level="api", op="*embedding"))
     with pytest.raises(NothingMatched):
         code(t, module="nope")
     with pytest.raises(UsageError, match="ops='c' is no level; choose 'api' or 'aten'"):
-        code(t, ops="c")
+        code(t, level="c")
 
 
 def test_a_trace_of_one_level_shows_that_level() -> None:
@@ -230,7 +230,7 @@ def test_a_trace_of_one_level_shows_that_level() -> None:
     with pytest.raises(
         NothingMatched, match="ops='aten': this trace has no aten ops; it has api ops, ops='api'"
     ):
-        code(t, ops="aten")
+        code(t, level="aten")
 
 
 def test_an_empty_trace() -> None:

@@ -30,7 +30,7 @@ def test_aten_ops_with_numbers_and_a_short_depth(golden: Golden) -> None:
     t = make_trace(backward=False)
     numbers = {"min": -3.14, "max": 2.5, "mean": 0.01, "std": 1.02}
     t = measured(t, {value.id: NANS if value.shape == () else numbers for value in t.values})
-    golden("lineage_aten", str(lineage(t, t.values[-1], ops="aten", depth=4)))
+    golden("lineage_aten", str(lineage(t, t.values[-1], level="aten", depth=4)))
 
 
 def test_at_most_a_screen_and_never_wider(golden: Golden) -> None:

@@ -41,16 +41,16 @@ def test_code_and_log_begin_with_the_model(trained: sl.Trace, view: str) -> None
     assert shown[0].startswith("# left out: ")
     assert BUILDS in shown[0]
     assert AROUND in shown[0]
-    assert shown[0].endswith("; everything=True shows them")
+    assert shown[0].endswith("; all=True shows them")
     first = next(at for at, line in enumerate(shown) if "wte" in line)
     assert first < 40  # the first screen is the first forward pass
-    everything = str(getattr(trained, view)(everything=True, **({"fold": False} if view == "log" else {})))
+    everything = str(getattr(trained, view)(all=True, **({"fold": False} if view == "log" else {})))
     assert "left out" not in everything
     assert len(everything.splitlines()) > len(shown)
 
 
 def test_the_graph_has_the_model_alone_and_says_so(trained: sl.Trace) -> None:
-    shown, every = trained.graph(), trained.graph(everything=True)
+    shown, every = trained.graph(), trained.graph(all=True)
     shown.lint()
     assert BUILDS in shown.info["left_out"]
     assert "left_out" not in every.info
@@ -62,9 +62,9 @@ def test_the_graph_has_the_model_alone_and_says_so(trained: sl.Trace) -> None:
 
 def test_a_lineage_ends_at_the_model(trained: sl.Trace) -> None:
     value = next(call for call in trained.module_calls if call.module.path == "transformer.wte").outputs[0]
-    shown, every = str(trained.lineage(value)), str(trained.lineage(value, everything=True))
+    shown, every = str(trained.lineage(value)), str(trained.lineage(value, all=True))
     assert shown.splitlines()[-1].startswith("# left out: what made ")
-    assert shown.splitlines()[-1].endswith("outside the model; everything=True shows it")
+    assert shown.splitlines()[-1].endswith("outside the model; all=True shows it")
     assert "left out" not in every
     assert len(every.splitlines()) > len(shown.splitlines())
 

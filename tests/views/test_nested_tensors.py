@@ -71,7 +71,7 @@ def test_graphs_and_a_comparison(trace: sl.Trace, tmp_path: Path) -> None:
         assert json.loads(graph.to_json())
         assert graph.to_model_explorer()
     assert str(sl.diff(trace, trace))
-    trace.to_perfetto(tmp_path / "run.json")
+    trace.to_perfetto().save(tmp_path / "run.json")
     trace.html(tmp_path / "run.html")
     assert (tmp_path / "run.html").stat().st_size > 10_000
 

@@ -20,6 +20,7 @@ from sightline.argument_checks import argument_text
 from sightline.data.index import Index
 from sightline.data.trace_data import KINDS, LEVELS, PHASES
 from sightline.errors import NothingMatched, UsageError
+from sightline.hints import Hint
 from sightline.notation import dtype_name
 from sightline.patterns import choices_text
 
@@ -124,17 +125,17 @@ def _node(index: Index, id: int, step: LineageStep | None) -> dict[str, Any]:
 
 
 def lineage_of(
-    index: Index, value: int, *, depth: int | None = None, ops: str | None = None, most: int | None = None,
+    index: Index, value: int, *, depth: int | None = None, level: str | None = None, most: int | None = None,
     everything: bool = True,
 ) -> Lineage:  # fmt: skip
     """What a value came from, at most ``depth`` ops back and at most ``most`` ops in all.
 
-    ``ops`` is "api" (where recorded) or "aten". ``everything=False`` stops at ops that build the model and at
-    those that installed packages run around it, unless one of these produced the value itself.
+    ``level`` is "api" (where recorded) or "aten". ``everything=False`` stops at ops that build the model and
+    at those that installed packages run around it, unless one of these produced the value itself.
     """
     if depth is not None and (type(depth) is not int or depth < 1):
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 1 up.")
-    level = lineage_level(index, ops)
+    level = lineage_level(index, level)
     excluded = None if everything else model_part(index).excluded
     op = int(index.raw.values.producer[value])
     if excluded is not None and op >= 0 and excluded[op]:
@@ -146,19 +147,20 @@ def lineage_of(
     return Lineage(index, value, level, tuple(builder.steps()), tuple(builder.origins()))
 
 
-def lineage_level(index: Index, ops: str | None) -> str:
-    """The level of a lineage: ``ops`` if given, else "api" where it was recorded, else "aten"."""
+def lineage_level(index: Index, level: str | None) -> str:
+    """The level of a lineage: ``level`` if given, else "api" where it was recorded, else "aten"."""
     levels = index.raw.ops.level
     recorded = [name for number, name in enumerate(LEVELS) if (levels == number).any()]
-    if ops is None:
+    if level is None:
         return recorded[0] if recorded else LEVELS[0]
-    if ops not in LEVELS:
-        raise UsageError(f"ops={ops!r} is no level; choose {choices_text(LEVELS)}.")
-    if recorded and ops not in recorded:
+    if level not in LEVELS:
+        raise UsageError(f"{Hint.option('level', level)} is no level; choose {choices_text(LEVELS)}.")
+    if recorded and level not in recorded:
         raise NothingMatched(
-            f"ops={ops!r}: this trace has no {ops} ops; it has {recorded[0]} ops, ops={recorded[0]!r}."
+            f"{Hint.option('level', level)}: this trace has no {level} ops; it has {recorded[0]} ops, "
+            f"{Hint.option('level', recorded[0])}."
         )
-    return ops
+    return level
 
 
 class _LineageBuilder:

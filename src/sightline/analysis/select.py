@@ -9,7 +9,7 @@
 
 A filter that matches nothing is an error that offers the nearest names, never an empty view.
 
-Without ``everything=True`` views also leave out what is not the model's (`model_part`). A script that is
+Without ``all=True`` views also leave out what is not the model's (`model_part`). A script that is
 recorded from its first line builds the model, initialises its weights and passes it to a trainer of an
 installed package, which calls it twenty frames further down. Where no module was called nothing is left out.
 """
@@ -28,6 +28,7 @@ from sightline.data.file_owners import installed_file, torch_file
 from sightline.data.index import Index
 from sightline.data.trace_data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo, TraceData
 from sightline.errors import NothingMatched, UsageError
+from sightline.hints import Hint
 from sightline.patterns import choices_text, did_you_mean, module_matches, no_module_matched, op_matches
 
 Mask = NDArray[np.bool_]
@@ -55,7 +56,9 @@ class Selection:
             if value is not None and not isinstance(value, str):
                 raise UsageError(f"{name}={argument_text(value)} must be a string.")
         if self.phase is not None and self.phase not in PHASES:
-            raise UsageError(f"phase={self.phase!r} is no phase; choose {choices_text(PHASES)}.")
+            raise UsageError(
+                f"{Hint.option('phase', self.phase)} is no phase; choose {choices_text(PHASES)}."
+            )
         for name, least in (("depth", 0), ("tail", 1)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
@@ -118,7 +121,7 @@ class Selection:
         return mask
 
     def _text(self) -> str:
-        texts = [f"{name}={value!r}" for name, value in self.filters.items()]
+        texts = [f"{Hint.option(name, value)}" for name, value in self.filters.items()]
         return texts[0] if len(texts) == 1 else f"The combination {', '.join(texts)}"
 
 
@@ -144,7 +147,8 @@ def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
         matched |= at_level & np.isin(ops.name, ids[np.array(matches, dtype=np.bool_)])
     if not matched.any():
         raise NothingMatched(
-            f"op={pattern!r} matches no {_kind(level)} of this trace{did_you_mean(pattern, all_names)}"
+            f"{Hint.option('op', pattern)} matches no {_kind(level)} of this trace"
+            f"{did_you_mean(pattern, all_names)}"
         )
     return matched
 
@@ -153,7 +157,9 @@ def _phase_mask(column: NDArray[np.int8], phase: str, what: str) -> Mask:
     mask: Mask = column == PHASES.index(phase)
     if not mask.any():
         present = ", ".join(repr(PHASES[number]) for number in np.unique(column).tolist())
-        raise NothingMatched(f"phase={phase!r} matches no {what} of this trace; it has {present}.")
+        raise NothingMatched(
+            f"{Hint.option('phase', phase)} matches no {what} of this trace; it has {present}."
+        )
     return mask
 
 
@@ -161,7 +167,7 @@ def _level_mask(index: Index, level: str | None) -> Mask:
     if level is None:
         return np.ones(len(index.raw.ops), dtype=np.bool_)
     if level not in LEVELS:
-        raise UsageError(f"ops={argument_text(level)} is no level; choose {choices_text(LEVELS)}.")
+        raise UsageError(f"{Hint.option('level', level)} is no level; choose {choices_text(LEVELS)}.")
     return _at_level(index, LEVELS.index(level))
 
 
@@ -235,17 +241,13 @@ class ModelPart:
         both: Bools = self.building | self.around
         return both
 
-    def excluded_text(self, mask: Bools, more: str) -> str:
-        """Which of the chosen ops are left out, in one line that ends with ``more``; empty without any."""
+    def excluded_text(self, mask: Bools) -> str:
+        """Which of the chosen ops are left out, and what shows them; empty without any."""
         building, around = int((self.building & mask).sum()), int((self.around & mask).sum())
         builds = f"{building:,} op{' that builds' if building == 1 else 's that build'} the model"
         runs = f"{around:,} op{'' if around == 1 else 's'} that installed packages run around it"
         texts = [text for text, count in ((builds, building), (runs, around)) if count]
-        return f"left out: {', '.join(texts)}; {more}" if texts else ""
-
-
-#: The hint that ends such a line.
-SHOWS_ALL: Final = "everything=True shows them"
+        return f"left out: {', '.join(texts)}; {Hint.option('all')} shows them" if texts else ""
 
 
 def model_part(index: Index) -> ModelPart:

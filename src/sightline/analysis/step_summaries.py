@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from sightline.analysis.memory import memory_of
-from sightline.argument_checks import argument_text
 from sightline.data.index import Index
 from sightline.data.trace_data import I64, LEVELS, OPTIMIZER_STEP, PHASES, REQUIRES_GRAD, StepInfo, TraceData
 from sightline.data.training_steps import innermost_steps, scaler_updates
 from sightline.errors import NothingMatched, UsageError
+from sightline.hints import Hint
 from sightline.patterns import bare_name
 
 _RANGE: Final = re.compile(r"(\d{0,9})(:?)(\d{0,9})")
@@ -44,13 +44,13 @@ def step_span(index: Index, step: Any) -> StepInfo:
         return _merge_steps(named, step) if steps else named[0]
     selected = _selected_numbers(step)
     if not steps:
-        raise NothingMatched(f"step={argument_text(step)}: {_NO_STEPS}")
+        raise NothingMatched(f"{Hint.option('step', step)}: {_NO_STEPS}")
     if selected is None:
         last = max(steps)
         return _merge_steps([steps[last]], f"step {last}")
     numbers = [number for number in sorted(steps) if number in selected]
     if not numbers:
-        raise NothingMatched(f"step={argument_text(step)} is not there; {_steps_text(steps)}.")
+        raise NothingMatched(f"{Hint.option('step', step)} is not there; {_steps_text(steps)}.")
     text = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} … {numbers[-1]}"
     return _merge_steps([steps[number] for number in numbers], text)
 
@@ -71,7 +71,7 @@ def _selected_numbers(step: Any) -> range | None:
     whole = type(first) is int and (end is None or type(end) is int)
     if not whole or first < 0 or (end is not None and end <= first):
         raise UsageError(
-            f"step={argument_text(step)} must be a step, counted from 0: 3, '3:5', 'last', or a name."
+            f"{Hint.option('step', step)} must be a step, counted from 0: 3, '3:5', 'last', or a name."
         )
     return range(first, 1 << 60 if end is None else end)
 

@@ -14,21 +14,27 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.data.trace_data import LEVELS, TraceData
+from sightline.hints import Hint
 from sightline.patterns import PathPattern, bare_name, close_names, op_matches, segments_of
 
 #: How each glob is written in the user's call, by its keys in ``info["asked"]``.
 _ARGUMENTS: Final = {
-    ("capture", "modules"): "Capture(modules={})", ("capture", "ops"): "Capture(ops={})",
-    ("capture", "names"): "Capture(names={})", ("stats", "modules"): "Stats(modules={})",
-    ("stats", "ops"): "Stats(ops={})", ("check", "allow"): "Check(allow={})",
-}  # fmt: skip
+    ("capture", "modules"): Hint("Capture(modules={})", "--capture {}"),
+    ("capture", "ops"): "Capture(ops={})",
+    ("capture", "names"): "Capture(names={})",
+    ("stats", "modules"): Hint("Stats(modules={})", "--module {}"),
+    ("stats", "ops"): "Stats(ops={})",
+    ("check", "allow"): "Check(allow={})",
+}
 _MAX_NEAR: Final = 2
+_CHECK: Final = Hint('check="nonfinite"', "--check")
 
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
     """A glob that matched nothing: ``Capture(modules='blocks.*.atn')``."""
 
+    option: str  #: "capture", "stats" or "check"
     written: str
     near: tuple[str, ...]  #: similar names
 
@@ -49,7 +55,7 @@ def unmatched(data: TraceData) -> list[Unmatched]:
             names, matches = _candidates(data, options, option, argument)
             if isinstance(glob, str) and not any(matches(glob, name) for name in names):
                 near = close_names(glob, filter(None, names), _MAX_NEAR)
-                wrong.append(Unmatched(text.format(repr(glob)), tuple(near)))
+                wrong.append(Unmatched(option, str(text).format(repr(glob)), tuple(near)))
     return wrong
 
 
@@ -57,7 +63,7 @@ def unmatched_allow(data: TraceData, globs: Iterable[str]) -> list[Unmatched]:
     """Which globs of ``Check(allow=…)`` match no op and no module of a recording."""
     names, matches = _candidates(data, {}, "check", "allow")
     wrong = [glob for glob in globs if not any(matches(glob, name) for name in names)]
-    return [Unmatched(repr(glob), tuple(close_names(glob, names, _MAX_NEAR))) for glob in wrong]
+    return [Unmatched("check", repr(glob), tuple(close_names(glob, names, _MAX_NEAR))) for glob in wrong]
 
 
 def left_out_text(info: Mapping[str, Any]) -> str:
@@ -71,13 +77,13 @@ def left_out_text(info: Mapping[str, Any]) -> str:
 
 def measured_nothing(data: TraceData) -> str:
     """Why a recording has no statistics: none were requested, or their globs matched nothing."""
-    wrong = [str(each) for each in unmatched(data) if each.written.startswith("Stats")]
-    return "; ".join(wrong) or 'record with stats=True or check="nonfinite"'
+    wrong = [str(each) for each in unmatched(data) if each.option == "stats"]
+    return "; ".join(wrong) or f"record with {Hint.recording('stats')} or {_CHECK}"
 
 
 def capture_text(data: TraceData) -> str:
     """Which captured tensors are missing, and why: the size limit, or a glob that matched nothing."""
-    wrong = [str(each) for each in unmatched(data) if each.written.startswith("Capture")]
+    wrong = [str(each) for each in unmatched(data) if each.option == "capture"]
     return "; ".join(text for text in (left_out_text(data.info), *wrong) if text)
 
 

@@ -1,23 +1,20 @@
-"""What the commands share: how one is declared, opens a recording, reports an error and names its options."""
+"""What the commands share: how one is declared, opens a recording, and reports an error."""
 
 from __future__ import annotations
 
 import errno
-import re
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from sightline.errors import SightlineError
+from sightline.hints import for_command_line
 from sightline.text_encoding import for_errors, readable_output
-from sightline.views.rendering import Line, printable
+from sightline.views.rendering import printable
 
 if TYPE_CHECKING:
     from sightline.api import Trace
-    from sightline.views.rendering import Block, Span, View
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,11 +38,14 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            # The streams of a script stay as it finds them.
-            with nullcontext() if self.name == "run" else readable_output():
+            if (
+                self.name == "run"
+            ):  # the streams of a script stay as it finds them, and its hints are Python's
+                return super().invoke(ctx)
+            with readable_output(), for_command_line():
                 return super().invoke(ctx)
         except SightlineError as error:
-            raise click.ClickException(printable_text(error_in_cli_words(str(error)))) from error
+            raise click.ClickException(printable_text(str(error))) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # `| head` has seen enough: click ends quietly
                 raise
@@ -72,14 +72,14 @@ def recording_argument(function: F) -> F:
         callback=lambda context, _, value: context.meta.update({_RANK: value}),
         help="Only this rank of a distributed job.",
     )
-    return click.argument("file", metavar="FILE", type=click.Path())(rank(function))
+    return click.argument("recording", metavar="FILE", type=click.Path())(rank(function))
 
 
-def open_recording(file: str, step: str | None = None) -> Trace:
+def open_recording(path: str, step: str | None = None) -> Trace:
     """The recording at a path, or a rank or a step of it, read on demand."""
     from sightline.api import load
 
-    trace = load(file)
+    trace = load(path)
     context = click.get_current_context(silent=True)
     return trace._at(step, None if context is None else context.meta.get(_RANK))
 
@@ -123,6 +123,19 @@ _FILTERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def renamed_option(old: str, name: str) -> Callable[[F], F]:
+    """The former flag of the option ``name``: it works for one more version, and says so."""
+
+    def store(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            click.echo(
+                f"sightline: {old} is called --{name} now; the old name ends with the next version.", err=True
+            )
+            context.params[name] = value
+
+    return click.option(old, f"former_{name}", hidden=True, expose_value=False, callback=store)
+
+
 def has_torch() -> bool:
     """Whether a model can be run here."""
     from importlib.util import find_spec
@@ -131,81 +144,3 @@ def has_torch() -> bool:
         return find_spec("torch") is not None
     except (ImportError, ValueError):  # an entry of ``sys.modules`` that is None
         return False
-
-
-#: Phrases of views and errors → the same on the command line.
-_PHRASES: Final = {
-    "sl.trace(…, stats=True)": "sightline run --stats",
-    "sl.trace(…, capture=True)": "sightline run --capture '**'",
-    'stats=True or check="nonfinite"': "sightline run --stats or --check",
-    "stats=True: this trace": "--stats: this recording",
-    "stats=True finds": "sightline run --stats finds",
-    "stats=True names": "sightline run --stats names",
-    'ops="both" finds': "sightline run --ops both finds",
-    'ops="both" records': "sightline run --ops both records",
-    ": t.nonfinite()": ": --view nonfinite",
-    ": t.problems()": ": --view problems",
-    "give path= a": "give -o a",
-    "; step=": "; --step ",
-    "width=None shows all": "a larger --width shows all",
-}
-_PHRASE: Final = re.compile("|".join(map(re.escape, _PHRASES)))
-#: An argument at the beginning of an error: ``module='blocks.9' matches …``.
-_ARGUMENT: Final = re.compile(r"^([a-z_]+)=(?=['\"])")
-OPTION_NAMES: Final = {"ops": "level", "file": "only"}  #: arguments whose option has another name
-#: A glob of ``sightline run``, as `sightline.analysis.unmatched_globs` writes it.
-_UNMATCHED: Final = re.compile(r"^(Capture|Stats)\(modules=(.*?)\) matched")
-_OPTIONS: Final = {"Capture": "--capture", "Stats": "--module"}
-#: Styles of a view's own sentences; the others mark names, code and messages of the recording.
-_OWN_STYLES: Final = frozenset({"", "dim", "warn"})
-
-
-def in_cli_words(text: str) -> str:
-    """A text of a view with Python arguments replaced by the options of the command line.
-
-    >>> in_cli_words("statistics were not taken: stats=True finds NaN and dead layers")
-    'statistics were not taken: sightline run --stats finds NaN and dead layers'
-    """
-    return _PHRASE.sub(lambda match: _PHRASES[match[0]], text)
-
-
-def error_in_cli_words(text: str) -> str:
-    """An error message with the argument it begins with written as an option.
-
-    >>> error_in_cli_words("module='blocks.9' matches no module of this trace.")
-    "--module 'blocks.9' matches no module of this trace."
-    """
-
-    def flag(match: re.Match[str]) -> str:
-        return f"--{OPTION_NAMES.get(match[1], match[1]).replace('_', '-')} "
-
-    return _ARGUMENT.sub(flag, in_cli_words(text))
-
-
-def option_in_cli_words(text: str) -> str:
-    """A glob that matched nothing, written as the option of ``sightline run`` it came from.
-
-    >>> option_in_cli_words("Capture(modules='atn') matched nothing; near: attn")
-    "--capture 'atn' matched nothing; near: attn"
-    """
-    return _UNMATCHED.sub(lambda match: f"{_OPTIONS[match[1]]} {match[2]} matched", text)
-
-
-def view_in_cli_words(view: View, after_run: bool = False) -> View:
-    """A view with its advice in the options of the command line; ``after_run``: as ``sightline run`` ends."""
-
-    def translate(span: Span) -> Span:
-        if span.style not in _OWN_STYLES:
-            return span
-        text = in_cli_words(span.text)
-        return replace(span, text=option_in_cli_words(text) if after_run else text)
-
-    def translate_all(blocks: Iterable[Block]) -> tuple[Block, ...]:
-        return tuple(
-            replace(block, spans=tuple(map(translate, block.spans))) if isinstance(block, Line) else block
-            for block in blocks
-        )
-
-    fit = view.fit
-    fitting = None if fit is None else lambda room: translate_all(fit(room))
-    return replace(view, blocks=translate_all(view.blocks), fit=fitting)

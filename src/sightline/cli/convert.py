@@ -65,7 +65,7 @@ _SUFFIXES: Final = {
 @filter_options("step")
 @click.option("--force", is_flag=True, help="Replace what is there.")  # fmt: skip
 def command(
-    file: str, output: str, format: str | None, tables: tuple[str, ...], step: str | None, force: bool
+    recording: str, output: str, format: str | None, tables: tuple[str, ...], step: str | None, force: bool
 ) -> None:
     """Write a recording for another tool: Perfetto, CSV, JSON, Parquet.
 
@@ -82,12 +82,12 @@ def command(
     except UsageError as error:  # about the options, not about the recording
         raise click.UsageError(printable_text(str(error))) from None
     check_format(chosen)
-    _check_target(target, Path(file), force)
-    trace = open_recording(file, step)
+    _check_target(target, Path(recording), force)
+    trace = open_recording(recording, step)
     index = trace.index
     with progress_bar("writing") as progress:
-        if chosen == "perfetto" and trace._run() is not None:
-            trace.to_perfetto(target)
+        if chosen == "perfetto":
+            trace.to_perfetto().save(target, progress)
             files = [target]
         else:
             files = _write_files(index, chosen, picked, target, progress)
@@ -161,11 +161,7 @@ def _write_files(index: Index, format: str, tables: list[Table], target: Path,
              progress: Callable[[int, int], None]) -> list[Path]:  # fmt: skip
     """Write the files, and return their paths."""
     from sightline.convert import table_files
-    from sightline.convert.perfetto import to_perfetto
 
-    if format == "perfetto":
-        to_perfetto(index, target, progress)
-        return [target]
     total, rows = table_files.count_rows(index, tables), 0
 
     def done(more: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sightline.cli.command import Command, examples, open_recording, printable_text, view_in_cli_words
+from sightline.cli.command import Command, examples, open_recording, printable_text
 from sightline.cli.screen import Screen, screen_options, wait_message
 from sightline.notation import bytes_text
 
@@ -40,9 +40,7 @@ _FAILURES = {
 @click.option("--view", type=click.Choice(["verdict", "modules", "source"]), default="verdict",
               show_default=True,
               help="The verdict, the table of modules, or both sources side by side.")  # fmt: skip
-@click.option(
-    "--all", "everything", is_flag=True, help="source: all lines, not only those around the divergence."
-)
+@click.option("--all", is_flag=True, help="source: all lines, not only those around the divergence.")
 @click.option(
     "--rename", metavar="OLD=NEW", multiple=True, help="What a module of one is called in the other."
 )
@@ -64,7 +62,7 @@ _FAILURES = {
               "unknown: also if not all that leaves the runs could be compared.")  # fmt: skip
 @screen_options
 def command(
-    a: str, b: str | None, view: str, everything: bool, rename: tuple[str, ...], rtol: float | None,
+    a: str, b: str | None, view: str, all: bool, rename: tuple[str, ...], rtol: float | None,
     atol: float | None, values: str, step: str | None, step_b: str | None, rank: tuple[int, ...],
     page: str | None, as_json: bool, fail_on: str | None, screen: Screen,
 ) -> None:  # fmt: skip
@@ -91,7 +89,7 @@ def command(
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:
-        screen.show(view_in_cli_words(_view(found, view, everything)).within(screen.room))
+        screen.show(_view(found, view, all).within(screen.room))
     if fail_on is not None and found.verdict in _FAILURES[fail_on]:
         raise click.exceptions.Exit(3)
 
@@ -103,10 +101,10 @@ def _write_page(found: Diff, path: str) -> None:
     click.echo(f"Wrote {printable_text(path)}: {bytes_text(size)}.", err=True)
 
 
-def _view(found: Diff, view: str, everything: bool) -> View:
+def _view(found: Diff, view: str, all: bool) -> View:
     if view == "modules":
         return found.summary()
-    return found.source(everything=everything) if view == "source" else found._verdict()
+    return found.source(all=all) if view == "source" else found._verdict()
 
 
 def _renamed(pair: str) -> tuple[str, str]:

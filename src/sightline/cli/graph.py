@@ -7,7 +7,6 @@ from typing import Final
 
 import click
 
-from sightline.analysis.select import SHOWS_ALL
 from sightline.cli.command import (
     Command,
     examples,
@@ -45,12 +44,13 @@ _TEXTS: Final = ("mermaid", "dot", "json", "list")
               show_default=True, help="Which pass.")  # fmt: skip
 @click.option("--prune", multiple=True, type=click.Choice(["views", "parameters", "constants", "leaves"]),
               help="Leave these out; may be given several times.")  # fmt: skip
-@click.option("--all", "everything", is_flag=True,
+@click.option("--all", is_flag=True,
               help="Also what builds the model, and what a trainer does around it.")  # fmt: skip
-@click.option("--fold", is_flag=True, help="Equal layers once, with ×N, and a recurrence as a loop.")
+@click.option("--fold/--no-fold", default=True, show_default=True,
+              help="Equal layers once, with ×N, and a recurrence as a loop.")  # fmt: skip
 @click.option("--depth", metavar="N", type=click.IntRange(0), help="Collapse modules below this depth.")
-def command(file: str, output: str | None, form: str | None, level: str | None, step: str | None,
-            module: str | None, phase: str, prune: tuple[str, ...], everything: bool, fold: bool,
+def command(recording: str, output: str | None, form: str | None, level: str | None, step: str | None,
+            module: str | None, phase: str, prune: tuple[str, ...], all: bool, fold: bool,
             depth: int | None) -> None:  # fmt: skip
     """Draw the data-flow graph.
 
@@ -59,12 +59,12 @@ def command(file: str, output: str | None, form: str | None, level: str | None, 
     """
     if output is not None and form is not None:
         raise click.UsageError("--to is for printing; with -o the end of the file name says the format.")
-    trace = open_recording(file, step)
+    trace = open_recording(recording, step)
     with wait_message():
         made = trace.graph(level=level, depth=depth, fold=fold, prune=prune, phase=phase, module=module,
-                           everything=everything)  # fmt: skip
+                           all=all)  # fmt: skip
     if "left_out" in made.info:
-        click.echo(made.info["left_out"].replace(SHOWS_ALL, "--all shows them"), err=True)
+        click.echo(made.info["left_out"], err=True)
     if output is not None:
         with wait_message("drawing …"):
             made.save(output)

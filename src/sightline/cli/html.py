@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 @filter_options("step")
 @click.option("--open", "show", is_flag=True, help="Open it in the browser.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
-def command(file: str, output: str | None, step: str | None, show: bool, force: bool) -> None:
+def command(recording: str, output: str | None, step: str | None, show: bool, force: bool) -> None:
     """Write the page of a recording: one file to walk through, offline.
 
     It holds everything it shows, the text of the source files too, and asks for nothing from a network.
     """
-    target = Path(output) if output else Path(Path(file.rstrip("/")).stem + ".html")
+    target = Path(output) if output else Path(Path(recording.rstrip("/")).stem + ".html")
     if target.exists() and not force and not _is_stream(target):
         raise UsageError(f"{target} is there already: give another name with -o, or --force to replace it.")
-    size = open_recording(file, step)._save_page(target)
+    size = open_recording(recording, step)._save_page(target)
     click.echo(f"Wrote {printable_text(str(target))}: {bytes_text(size)}.", err=True)
     if show:
         open_page(target)

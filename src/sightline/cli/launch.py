@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import click
 
-from sightline.cli.command import has_torch, printable_text, view_in_cli_words
+from sightline.cli.command import has_torch, printable_text
 from sightline.cli.job_watch import JobWatch
 from sightline.errors import SightlineError, UsageError
+from sightline.hints import for_command_line
 from sightline.process_rank import this_rank
 from sightline.store.paths import clear_recording, free_path, holds_recording
 
@@ -112,7 +113,8 @@ def _report(folder: Path, quiet: bool) -> None:
         if not quiet:
             click.echo(err=True)
             more = f"sightline show {where} --view ranks, --rank N --view code, summary …"
-            view_in_cli_words(ranks_overview(merge(found), more=more)).print(file=sys.stderr)
+            with for_command_line():
+                ranks_overview(merge(found), more=more).print(file=sys.stderr)
             click.echo(err=True)
     except SightlineError as error:  # the program has ended, so an error here must not change how
         click.echo(printable_text(f"sightline: the recording cannot be shown: {error}"), err=True)

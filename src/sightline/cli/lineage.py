@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 @filter_options("step")
 @click.option("--depth", metavar="N", type=click.IntRange(1), help="How many ops to go back.")
 @click.option("--level", type=click.Choice(["api", "aten"]), help="Calls as written, or aten ops.")
-@click.option("--all", "everything", is_flag=True, help="Also how the model was built, and a trainer's ops.")
+@click.option("--all", is_flag=True, help="Also how the model was built, and a trainer's ops.")
 @screen_options
-def command(file: str, key: str, step: str | None, depth: int | None, level: str | None, everything: bool,
+def command(recording: str, key: str, step: str | None, depth: int | None, level: str | None, all: bool,
             screen: Screen) -> None:  # fmt: skip
     """Tell where a value came from.
 
@@ -41,9 +41,8 @@ def command(file: str, key: str, step: str | None, depth: int | None, level: str
     """
     from sightline.views.lineage import lineage
 
-    trace = open_recording(file, step)
-    view = lineage(trace, _meant(trace, key), depth=depth, ops=level, everything=everything,
-                   more="--all shows it")  # fmt: skip
+    trace = open_recording(recording, step)
+    view = lineage(trace, _meant(trace, key), depth=depth, level=level, everything=all)  # fmt: skip
     screen.show(view.within(screen.room))
 
 

@@ -55,7 +55,7 @@ _TABLE_NAMES: Final = ("id", "phase", "parent", "name", "arguments", "result", "
 )
 @format_options
 @screen_options
-def command(file: str, level: str | None, step: str | None, head: int | None, tail: int | None,
+def command(recording: str, level: str | None, step: str | None, head: int | None, tail: int | None,
             sort: str | None, form: str | None, screen: Screen, **chosen: Any) -> None:  # fmt: skip
     """List the operations, as a table, JSON or CSV.
 
@@ -64,7 +64,7 @@ def command(file: str, level: str | None, step: str | None, head: int | None, ta
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail do not go together; give one of them.")
-    trace = open_recording(file, step)
+    trace = open_recording(recording, step)
     ids = _select_ops(trace, level, sort, chosen)
     ids = ids[:head] if head is not None else ids[-tail:] if tail is not None else ids
     names = NAMES if form is not None else _TABLE_NAMES

@@ -13,7 +13,7 @@ from sightline.cli.command import Command, examples, printable_text, recording_a
     epilog=examples("sightline repair run.sight     # after the process was killed"),
 )
 @recording_argument
-def command(file: str) -> None:
+def command(recording: str) -> None:
     """Finish the recording of a killed process, and clear away what it left behind.
 
     A recording that was cut off can be looked at as it is; repaired, it is one file again, opens faster and
@@ -21,5 +21,5 @@ def command(file: str) -> None:
     """
     from sightline.store.repair import repair
 
-    for line in repair(file) or [f"{file} needs no repair."]:
+    for line in repair(recording) or [f"{recording} needs no repair."]:
         click.echo(printable_text(line))

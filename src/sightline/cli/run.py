@@ -20,17 +20,15 @@ import click
 
 from sightline.cli.command import (
     Command,
-    error_in_cli_words,
     examples,
     has_torch,
-    option_in_cli_words,
     printable_text,
-    view_in_cli_words,
 )
 from sightline.cli.job_watch import position_written
 from sightline.cli.launch import launch
 from sightline.cli.script import Program, launcher_advice, print_exception
 from sightline.errors import UsageError
+from sightline.hints import for_command_line
 from sightline.notation import bytes_text
 from sightline.process_rank import path_of_rank, this_rank
 from sightline.store.paths import (
@@ -190,7 +188,7 @@ def _make_recorder(name: str, place: Path, steps: str | None, options: dict[str,
     if not has_torch():
         raise UsageError("Running a script with a model needs torch; install it, then run it again.")
     from sightline.cli.step_range import StepRecorder, parse_steps
-    from sightline.options import Capture, Stats
+    from sightline.options import Bundle, Capture, Stats
     from sightline.tracing import trace
 
     modules = list(options["module"]) or None
@@ -198,10 +196,10 @@ def _make_recorder(name: str, place: Path, steps: str | None, options: dict[str,
     globs = list(options["capture"])
     # A full disk must not end the script.
     capture = Capture(modules=globs, on_error="report") if globs else None
+    bundle = Bundle(place, source=not options["no_source"], environment=not options["no_environment"])
     traced = trace(
         ops=options["ops"], capture=capture, stats=stats, last=options["last"],
-        check="nonfinite" if options["check"] else None, path=place, name=name, time=options["time"],
-        source=not options["no_source"], environment=not options["no_environment"],
+        check="nonfinite" if options["check"] else None, path=bundle, name=name, time=options["time"],
     )  # fmt: skip
     return StepRecorder(traced, parse_steps(steps))
 
@@ -237,7 +235,8 @@ def _report(recording: StepRecorder, place: Path, home: Path, quiet: bool, faile
     """Print the report. The script has ended, so an error here must not change how."""
     try:
         _flush()
-        _print_report(recording, place, home, quiet, failed)
+        with for_command_line():
+            _print_report(recording, place, home, quiet, failed)
     except KeyboardInterrupt:
         _print(f"the report was interrupted; the recording is {place}.")
     except Exception as error:  # noqa: BLE001 — a script may leave anything behind
@@ -248,7 +247,7 @@ def _report(recording: StepRecorder, place: Path, home: Path, quiet: bool, faile
 def _print_report(recording: StepRecorder, place: Path, home: Path, quiet: bool, failed: bool) -> None:
     """Where the recording is, what was in it and what looks wrong."""
     if recording.trouble:
-        _print(error_in_cli_words(recording.trouble))
+        _print(recording.trouble)
     trace = recording.trace
     if trace is None:
         if not recording.trouble:
@@ -317,7 +316,7 @@ def _show(trace: Trace, where: str, failed: bool) -> None:
         whole = first_sections(whole, SCREEN - _TAIL_LINES - sum(map(height, wrong.blocks)) - 2)
     for view in (whole, wrong):
         click.echo(err=True)
-        view_in_cli_words(view, after_run=True).print(file=sys.stderr)
+        view.print(file=sys.stderr)
     click.echo(err=True)
 
 
@@ -330,7 +329,7 @@ def _print_missing(trace: Trace) -> None:
     """Print what was requested but not recorded, and what failed; even with --quiet."""
     from sightline.analysis.unmatched_globs import left_out_text, unmatched
 
-    missing = [option_in_cli_words(str(each)) for each in unmatched(trace.data)]
+    missing = [str(each) for each in unmatched(trace.data)]
     left_out = left_out_text(trace.info)
     for text in (*missing, *([f"tensors: {left_out}"] if left_out else [])):
         _print(f"{text}.")

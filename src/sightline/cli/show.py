@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sightline.cli.command import (
-    OPTION_NAMES,
     Command,
     examples,
     filter_options,
     open_recording,
     printable_text,
     recording_argument,
-    view_in_cli_words,
+    renamed_option,
 )
 from sightline.cli.screen import Screen, screen_options
 
@@ -40,8 +39,6 @@ VIEWS: Final = {
 _MORE: Final = "--view code, log, order, summary, memory, source, problems or nonfinite"
 #: Arguments that are no option.
 _NO_OPTIONS: Final = frozenset({"self", "step", "rank", "tensor", "top"})
-#: The views that, like the overview, say what to do next; the others show the user's own lines.
-_WITH_ADVICE: Final = ("summary", "memory", "problems", "nonfinite")
 
 
 @click.command(
@@ -54,7 +51,7 @@ _WITH_ADVICE: Final = ("summary", "memory", "problems", "nonfinite")
         "sightline show run.sight --step 3 --view code",
         "sightline show run.sight --view log --op '*matmul*' | less",
         "sightline show run.sight --view summary --depth 2",
-        "sightline show run.sight --view source --only net.py",
+        "sightline show run.sight --view source --file net.py",
         "sightline show run.sight --rank 3 --view code",
         "sightline show run.sight --view ranks",
         "sightline show run.sight --open",
@@ -69,16 +66,17 @@ _WITH_ADVICE: Final = ("summary", "memory", "problems", "nonfinite")
 @click.option(
     "--fold/--no-fold",
     default=None,
-    help="Repeats once, with ×N: on for code, log and order; summary: layers that look alike.",
+    help="Repeats once, with ×N; summary: layers that look alike.  [default: fold]",
 )
 @click.option("--stats/--no-stats", default=None, help="Statistics of values, where they were taken.")
 @click.option("--names", is_flag=True, default=None, help="code: names of parameters and variables, too.")
-@click.option("--all", "everything", is_flag=True, default=None,
+@click.option("--all", is_flag=True, default=None,
               help="code, log: also what builds the model, and what a trainer does around it.")  # fmt: skip
 @click.option("--torch-frames", is_flag=True, default=None, help="code: lines of torch's own source, too.")
 @click.option("--inside", is_flag=True, default=None, help="log: what ran inside leaf modules, too.")
 @click.option("--order", type=click.Choice(["entry", "completion"]), help="order: by entry or completion.")
-@click.option("--only", metavar="GLOB", help="source: these files; a part of a path will do.")
+@click.option("--file", metavar="GLOB", help="source: these files; a part of a path will do.")
+@renamed_option("--only", "file")
 @click.option("--kind", metavar="KIND", help="problems: only this kind.")
 @click.option("--allow", metavar="GLOB", multiple=True, default=None,
               help="nonfinite: ops and modules that may make them; may be given several times.")  # fmt: skip
@@ -86,7 +84,7 @@ _WITH_ADVICE: Final = ("summary", "memory", "problems", "nonfinite")
 @click.option("--open", "page", is_flag=True, help="Open the page of the recording in the browser instead.")
 @screen_options
 def command(
-    file: str, view: str | None, step: str | None, page: bool, screen: Screen, **options: Any
+    recording: str, view: str | None, step: str | None, page: bool, screen: Screen, **options: Any
 ) -> None:
     """Show a recording: its code, log, call order, summary, memory, source or problems.
 
@@ -95,7 +93,7 @@ def command(
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if page:
-        _open_page(file, view, step, given)
+        _open_page(recording, view, step, given)
         return
     view = view or ("code" if given else "overview")
     for name in given:
@@ -103,7 +101,7 @@ def command(
             raise click.UsageError(_wrong_option_text(name, view))
     if view == "problems" and step is not None:  # which looks at that step of every rank
         given["step"], step = step, None
-    trace = open_recording(file, step)
+    trace = open_recording(recording, step)
     blocks = _blocks(trace, view, given, screen)
     if "allow" in given:
         _warn_unmatched(trace, given["allow"])
@@ -115,10 +113,10 @@ def options_of(view: str) -> list[str]:
     from sightline.api import Trace
 
     arguments = inspect.signature(getattr(Trace, VIEWS[view])).parameters
-    return [OPTION_NAMES.get(name, name) for name in arguments if name not in _NO_OPTIONS]
+    return [name for name in arguments if name not in _NO_OPTIONS]
 
 
-def _open_page(file: str, view: str | None, step: str | None, given: dict[str, Any]) -> None:
+def _open_page(recording: str, view: str | None, step: str | None, given: dict[str, Any]) -> None:
     """The page has all views and filters of its own; of a long run it can show a step."""
     from pathlib import Path
 
@@ -127,7 +125,7 @@ def _open_page(file: str, view: str | None, step: str | None, given: dict[str, A
     flags = [*(["--view"] if view else []), *map(_flag, given)]
     if flags:
         raise click.UsageError(f"{flags[0]} does not go with --open: the page has all views. --step does.")
-    open_temporary(open_recording(file, step), Path(file.rstrip("/")).stem)
+    open_temporary(open_recording(recording, step), Path(recording.rstrip("/")).stem)
 
 
 def _warn_unmatched(trace: Trace, globs: Sequence[str]) -> None:
@@ -175,17 +173,15 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
         room = None
     elif "width" in options_of(view):
         given["width"] = room or WIDTH
-    given.update({name: given.pop(option) for name, option in OPTION_NAMES.items() if option in given})
     if view == "code":
         from sightline.views.code import code_lines
 
-        yield from code_lines(trace, **{"fold": True, **given}, more="--all shows them")
+        yield from code_lines(trace, **given)
     elif view == "log":
         from sightline.views.log import log_lines
 
-        yield from log_lines(trace, **{"fold": True, "everything": False, **given}, more="--all shows them")
+        yield from log_lines(trace, **given)
     elif view == "overview":
-        yield from view_in_cli_words(_overview(trace)).within(room)
+        yield from _overview(trace).within(room)
     else:
-        found = getattr(trace, VIEWS[view])(**given)
-        yield from (view_in_cli_words(found) if view in _WITH_ADVICE else found).within(room)
+        yield from getattr(trace, VIEWS[view])(**given).within(room)

@@ -67,7 +67,7 @@ _ONE_LEVEL: Final = re.compile(r"\b(?:level|depth|parent|name\s*=|module\s*=|dev
 )
 @format_options
 @screen_options
-def command(file: str, query: str | None, step: str | None, tables: bool, timeout: float,
+def command(recording: str, query: str | None, step: str | None, tables: bool, timeout: float,
             limit: int | None, form: str | None, screen: Screen) -> None:  # fmt: skip
     """Ask a recording in SQL, read-only.
 
@@ -75,7 +75,7 @@ def command(file: str, query: str | None, step: str | None, tables: bool, timeou
     and hold what the query mentions: nothing can be changed, attached or loaded. Without a query the tables
     are listed.
     """
-    index = open_recording(file, step).index
+    index = open_recording(recording, step).index
     if query is None or tables:
         screen.show(list(_table_list(index, tables)))
         return

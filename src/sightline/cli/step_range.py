@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 
 from sightline.api import Trace
 from sightline.errors import NonFiniteError
+from sightline.hints import for_command_line
 from sightline.markers import step
 from sightline.options import step_range
 from sightline.tracing import trace
@@ -115,7 +116,8 @@ class StepRecorder:
         """Begin to record, from the script's own first frame on."""
         while frame.f_back is not None and frame.f_back is not self._above:
             frame = frame.f_back
-        self.trace = self._traced._start(frame, outer_frames=False, is_block=True)
+        with for_command_line():
+            self.trace = self._traced._start(frame, outer_frames=False, is_block=True)
 
     def _end_step(self) -> None:
         if self._step is not None:

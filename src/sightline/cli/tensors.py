@@ -53,8 +53,8 @@ _NUMBERS: Final = ("min", "max", "mean", "std", "nans", "infs")
 )
 @format_options
 @screen_options
-def command(file: str, key: str | None, head: int | None, tail: int | None, stats: bool, chosen: str | None,
-            form: str | None, screen: Screen, **asked: Any) -> None:  # fmt: skip
+def command(recording: str, key: str | None, head: int | None, tail: int | None, stats: bool,
+            chosen: str | None, form: str | None, screen: Screen, **asked: Any) -> None:  # fmt: skip
     """List the kept tensors, or look at one of them.
 
     KEY is a full key, which means one tensor, or a name: of a module for what it returned, of a variable or
@@ -64,9 +64,9 @@ def command(file: str, key: str | None, head: int | None, tail: int | None, stat
         raise click.UsageError("--head and --tail do not go together; give one of them.")
     if chosen is not None and key is None:
         raise click.UsageError("--slice goes with a KEY: it says which part of that tensor to draw.")
-    trace = open_recording(file)
+    trace = open_recording(recording)
     if not any(fnmatchcase(info.step, asked["step"] or "*") for info in trace.data.captures):
-        trace = open_recording(file, asked.pop("step"))  # no name that a tensor has, or a glob of them
+        trace = open_recording(recording, asked.pop("step"))  # no name that a tensor has, or a glob of them
     found = _select_tensors(trace, key, asked)
     found = found[:head] if head is not None else found[-tail:] if tail is not None else found
     if key is not None and len(found) == 1 and form is None:
@@ -88,7 +88,7 @@ def _no_tensors_text(trace: Trace) -> str:
     """That there is nothing, and why or how there can be something."""
     from sightline.analysis.unmatched_globs import capture_text
 
-    why = capture_text(trace.data) or "record with sl.trace(…, capture=True) or sightline run --capture GLOB"
+    why = capture_text(trace.data) or "record with sightline run --capture GLOB"
     return f"(no tensors were kept: {why})"
 
 

@@ -24,7 +24,7 @@ from sightline.store.reader import LoadedTrace, load
     ),
 )
 @recording_argument
-def command(file: str) -> None:
+def command(recording: str) -> None:
     """Check that a recording is sound.
 
     Every table, source file and kept tensor is read, and the recording's own invariants are proved: ids
@@ -32,10 +32,10 @@ def command(file: str) -> None:
     whose process was killed, or still runs, may be sound as far as it goes: then it says `not finished`. Of a
     distributed job every rank is checked, or the one of `--rank`.
     """
-    trace = open_recording(file)
+    trace = open_recording(recording)
     folder = trace._folder
     if folder is None:
-        click.echo(f"{printable_text(file)} is {_report(trace)}.")
+        click.echo(f"{printable_text(recording)} is {_report(trace)}.")
         return
     sound, worlds = [], [0]
     for rank, path in folder.paths.items():
@@ -56,17 +56,17 @@ def command(file: str) -> None:
     bad = [rank for rank in folder.paths if rank not in sound]
     if bad:
         raise click.ClickException(
-            f"{printable_text(file)} is not sound: {len(bad)} of its {len(folder.paths)} ranks "
+            f"{printable_text(recording)} is not sound: {len(bad)} of its {len(folder.paths)} ranks "
             f"{'is' if len(bad) == 1 else 'are'} not, {ranks_text(bad)}."
         )
     missing = [rank for rank in range(max(worlds)) if rank not in folder.paths]
     if missing:
         raise click.ClickException(
-            f"{printable_text(file)} is not whole: {ranks_text(missing)} of {max(worlds)} "
+            f"{printable_text(recording)} is not whole: {ranks_text(missing)} of {max(worlds)} "
             f"{'is' if len(missing) == 1 else 'are'} missing; {ranks_text(sound)} "
             f"{'is' if len(sound) == 1 else 'are'} sound."
         )
-    click.echo(f"{printable_text(file)} is sound: {ranks_text(sound)}.")
+    click.echo(f"{printable_text(recording)} is sound: {ranks_text(sound)}.")
 
 
 def _report(trace: Trace) -> str:

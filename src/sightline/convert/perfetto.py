@@ -12,6 +12,7 @@ one that came last.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -60,10 +61,34 @@ def _no_progress(_done: int, _total: int) -> None:
     pass
 
 
-def to_perfetto(index: Index, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
-    """Write the timeline to a file that appears complete or not at all; ``.gz`` compresses it."""
-    with atomic_text(path) as file:
-        write(index, file, progress)
+class Timeline:
+    """The timeline of a recording, or of all ranks of a job; as text it is JSON.
+
+    >>> import torch, sightline as sl
+    >>> with sl.trace() as t:
+    ...     y = torch.ones(2, 3).relu()
+    >>> str(t.to_perfetto())[:16]
+    '{"traceEvents":['
+    """
+
+    def __init__(self, source: Index | Run) -> None:
+        self._source = source
+
+    def save(self, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
+        """Write it to a file that appears complete or not at all; a name in ``.gz`` compresses it."""
+        with atomic_text(path) as file:
+            self._write(file, progress)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self._write(text, None)
+        return text.getvalue()
+
+    def _write(self, file: IO[str], progress: Progress | None) -> None:
+        if isinstance(self._source, Index):
+            write(self._source, file, progress)
+        else:
+            write_ranks(self._source, file)
 
 
 def write(index: Index, file: IO[str], progress: Progress | None = None) -> None:
@@ -388,23 +413,22 @@ def _end_args(flags: int) -> str:
     return raised + (',"unfinished":true' if flags & d.UNFINISHED else "")
 
 
-def ranks_to_perfetto(run: Run, path: str | os.PathLike[str]) -> None:
-    """Write all ranks to a file that appears complete or not at all; ``.gz`` compresses it."""
+def write_ranks(run: Run, file: IO[str]) -> None:
+    """Write all ranks of a job as JSON, one read after the other."""
     waiting = Waiting.of(run)
     arrows = [(table, waiting.times(table, "start")) for table in waiting.tables]
-    with atomic_text(path) as file:
-        file.write('{"traceEvents":[\n')
-        separator = ""
-        for rank, record in run.records.items():
-            data = load(record.path)
-            writer = EventWriter(Index(shifted(data, waiting.offsets[rank])), pid=rank + 1, order=rank)
-            for events in (*writer.events(), *_arrows(writer, run, rank, arrows)):
-                if events:
-                    file.write(separator + ",\n".join(events))
-                    separator = ",\n"
-            data.close()
-        about = {"recorder": f"sightline {__version__}", "ranks": str(len(run.records))}
-        file.write(f'\n],"displayTimeUnit":"ms","otherData":{json_text(about)}}}\n')
+    file.write('{"traceEvents":[\n')
+    separator = ""
+    for rank, record in run.records.items():
+        data = load(record.path)
+        writer = EventWriter(Index(shifted(data, waiting.offsets[rank])), pid=rank + 1, order=rank)
+        for events in (*writer.events(), *_arrows(writer, run, rank, arrows)):
+            if events:
+                file.write(separator + ",\n".join(events))
+                separator = ",\n"
+        data.close()
+    about = {"recorder": f"sightline {__version__}", "ranks": str(len(run.records))}
+    file.write(f'\n],"displayTimeUnit":"ms","otherData":{json_text(about)}}}\n')
 
 
 def shifted(data: TraceData, ns: int) -> TraceData:

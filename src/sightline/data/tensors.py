@@ -20,6 +20,7 @@ from sightline.argument_checks import argument_text, check_arguments
 from sightline.data.dtypes import element_bits, element_numbers, nbytes_of
 from sightline.data.trace_data import ROLES, CaptureInfo, Store
 from sightline.errors import DamagedFile, NotCaptured, UsageError
+from sightline.hints import Hint
 from sightline.notation import bytes_text, numbers_text, tensor_text
 from sightline.options import one_of
 from sightline.patterns import PathPattern, StarPattern, choices_text, close_names, segments_of
@@ -317,7 +318,8 @@ class Tensors(Mapping[str, Any]):
         if not names and note:
             return f"; no tensors were captured: {note}."
         if not names:
-            return "; no tensors were captured: ask for them with sl.trace(…, capture=True)."
+            capture = Hint("capture=True", "sightline run --capture '**'")
+            return f"; no tensors were captured: record with {capture}."
         near = close_names(name, names)
         if near:
             return f"; did you mean {choices_text(near)}?"

@@ -11,6 +11,7 @@ from sightline.data.trace_data import TensorMeta
 from sightline.errors import InvalidGraph, NothingMatched, UsageError
 from sightline.graph.graph import NODE_KINDS, Edge, Graph, Node, Ref, replace_refs
 from sightline.graph.node_names import UniqueNames
+from sightline.hints import Hint
 from sightline.patterns import PathPattern, choices_text, did_you_mean, op_matches, segments_of
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def select_nodes(graph: Graph, module: str | None, op: str | None, kind: str | N
     tests: list[Callable[[Node], bool]] = []
     if kind is not None:
         if kind not in NODE_KINDS:
-            raise UsageError(f"kind={kind!r} is no kind of node; choose {choices_text(NODE_KINDS)}.")
+            raise UsageError(
+                f"{Hint.option('kind', kind)} is no kind of node; choose {choices_text(NODE_KINDS)}."
+            )
         tests.append(lambda node: node.kind == kind)
     if module is not None:
         paths = matching_modules(graph, module)
@@ -73,7 +76,9 @@ def select_nodes(graph: Graph, module: str | None, op: str | None, kind: str | N
     nodes = tuple(node for node in graph.nodes if all(test(node) for test in tests))
     if op is not None and not nodes:
         names = dict.fromkeys(node.op for node in graph.nodes if node.kind == "call")
-        raise NothingMatched(f"op={op!r} matches no node of this graph{did_you_mean(op, names)}")
+        raise NothingMatched(
+            f"{Hint.option('op', op)} matches no node of this graph{did_you_mean(op, names)}"
+        )
     return nodes
 
 
@@ -91,7 +96,7 @@ def matching_modules(graph: Graph, pattern: str) -> set[str]:
     }
     if not matches:
         raise NothingMatched(
-            f"module={pattern!r} matches no module of this graph{did_you_mean(pattern, paths)}"
+            f"{Hint.option('module', pattern)} matches no module of this graph{did_you_mean(pattern, paths)}"
         )
     return matches
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.producers import written_calls
-from sightline.analysis.select import SHOWS_ALL, ModelPart, model_part
+from sightline.analysis.select import ModelPart, model_part
 from sightline.data.index import Index
 from sightline.data.trace_data import FLAVOURS, I64, KINDS, LEVELS, PHASES, TensorMeta
 from sightline.errors import UsageError
@@ -19,6 +19,7 @@ from sightline.graph.arguments import Arguments, call_arguments, op_arguments
 from sightline.graph.context import GraphContext
 from sightline.graph.graph import Edge, Graph, Node, Ref, gc_paused
 from sightline.graph.node_names import UniqueNames, base_name, full_name, op_name
+from sightline.hints import Hint
 from sightline.patterns import choices_text
 
 API, ATEN = LEVELS.index("api"), LEVELS.index("aten")
@@ -100,7 +101,7 @@ def graph(
     *,
     level: str | None = None,
     depth: int | None = None,
-    fold: bool = False,
+    fold: bool = True,
     prune: str | Iterable[str] = (),
     phase: str = "forward",
     module: str | None = None,
@@ -121,9 +122,13 @@ def graph(
     `Graph.prune`, `Graph.fold` and `Graph.collapse`, in this order.
     """
     if phase not in PHASES_SHOWN:
-        raise UsageError(f"phase={phase!r} is not shown as a graph; choose {choices_text(PHASES_SHOWN)}.")
+        raise UsageError(
+            f"{Hint.option('phase', phase)} is not shown as a graph; choose {choices_text(PHASES_SHOWN)}."
+        )
     if level is not None and level not in _LEVELS:
-        raise UsageError(f"level={level!r} is no level of a graph; choose {choices_text(_LEVELS)}.")
+        raise UsageError(
+            f"{Hint.option('level', level)} is no level of a graph; choose {choices_text(_LEVELS)}."
+        )
     with gc_paused():
         part = None if everything else model_part(index)
         result = _GraphBuilder(index, level or _recorded_level(index), PHASES_SHOWN[phase], part).build()
@@ -156,7 +161,7 @@ class _GraphBuilder:
             shown = (units == np.arange(len(units))) & np.isin(
                 data.ops.phase, list(map(PHASES.index, phases))
             )
-            self._left_out = part.excluded_text(shown, SHOWS_ALL)
+            self._left_out = part.excluded_text(shown)
             units = np.where(part.excluded, -1, units)
         self._order = ordered_units(index, units, level, phases)
         self._included = set(self._order)

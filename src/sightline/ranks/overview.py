@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.problem import FIRST, Problem, Severity
+from sightline.hints import Hint
 from sightline.notation import bytes_text, time_text
 from sightline.ranks.collective_waits import Waiting
 from sightline.ranks.collectives import Collective, messages_of
@@ -80,9 +81,11 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
         for problem in problems[:_MOST_PROBLEMS]:
             blocks += [line(), *problem_lines(problem, room)]
         if len(problems) > _MOST_PROBLEMS:
-            blocks.append(line((f"… and {len(problems) - _MOST_PROBLEMS} more: t.problems()", "dim")))
+            blocks.append(
+                line((f"… and {len(problems) - _MOST_PROBLEMS} more: {Hint.view('problems')}", "dim"))
+            )
         if not is_small:
-            text = "looked for between ranks; t.problems() looks at each rank by itself, too"
+            text = f"looked for between ranks; {Hint.view('problems')} looks at each rank by itself, too"
             blocks += [line(), _fact("problems", text)]
         for table in (_collectives(run), _spread(run, waiting)):
             blocks += [line(), table] if table is not None else []

@@ -18,6 +18,7 @@ from sightline.analysis.select import Mask, Selection
 from sightline.data.not_recorded import notes
 from sightline.data.trace_data import NO_GRAD, PHASES, RAISED, UNFINISHED, TraceData
 from sightline.errors import UsageError
+from sightline.hints import Hint
 from sightline.patterns import choices_text
 from sightline.views.rendering import Line, Span, View, comment_lines, line
 
@@ -33,7 +34,9 @@ def call_order(
 ) -> View:  # fmt: skip
     """Module calls in order; ``tail`` keeps the last lines, ``fold=False`` gives every call a line."""
     if order not in ORDERS:
-        raise UsageError(f"order={order!r} is no order of calls; choose {choices_text(ORDERS)}.")
+        raise UsageError(
+            f"{Hint.option('order', order)} is no order of calls; choose {choices_text(ORDERS)}."
+        )
     Selection(tail=tail)  # raises if it is wrong
     shown = Selection(module=module, phase=phase, depth=depth).calls(trace.index)
     lines = list(_Calls(trace.data, shown, fold).lines(completion=order == "completion"))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.fold import Node, Repeat, Variation, first_of, length_of
-from sightline.analysis.select import SHOWS_ALL, Selection, model_part
+from sightline.analysis.select import Selection, model_part
 from sightline.analysis.step_summaries import numbered_steps
 from sightline.analysis.value_names import value_names
 from sightline.data.index import Index
@@ -26,6 +26,7 @@ from sightline.data.live_events import SourceFrame
 from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import I64, LEVELS, RAISED
 from sightline.errors import NothingMatched
+from sightline.hints import Hint
 from sightline.views.code_fold import CodeFold, OpWindow, SourceChains
 from sightline.views.rendering import Line, Span, View, comment_lines, line
 from sightline.views.source_chain import (
@@ -54,10 +55,10 @@ def code(trace: Trace, **options: Any) -> View:
 
 
 def code_lines(
-    trace: Trace, *, ops: str | None = None, module: str | None = None, op: str | None = None,
-    phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = False,
-    torch_frames: bool = False, names: bool = False, stats: bool | None = None, everything: bool = False,
-    window: int | None = _WINDOW, more: str = SHOWS_ALL,
+    trace: Trace, *, level: str | None = None, module: str | None = None, op: str | None = None,
+    phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = True,
+    torch_frames: bool = False, names: bool = False, stats: bool | None = None, all: bool = False,
+    window: int | None = _WINDOW,
 ) -> Iterator[Line]:  # fmt: skip
     """The same, lazily, line by line: for a pager, over millions of ops.
 
@@ -66,12 +67,12 @@ def code_lines(
     """
     index = trace.index
     selection = Selection(module, op, phase, depth, tail)
-    level = chosen_level(index, ops)
+    level = chosen_level(index, level)
     statistics = StatisticsIndex(index.raw, stats)
     mask = selection.ops(index, level)
-    part = None if everything or op is not None else model_part(index)
+    part = None if all or op is not None else model_part(index)
     chosen = np.flatnonzero(mask if part is None else mask & ~part.excluded)
-    excluded = "" if part is None else part.excluded_text(mask, more)
+    excluded = "" if part is None else part.excluded_text(mask)
     head = comment_lines([excluded, other_threads(index.raw)])
     if not len(chosen):
         return iter(head if excluded else [*head, line(("(no ops were recorded)", "dim"))])
@@ -84,14 +85,17 @@ def code_lines(
     return chain(head, listing.lines(windows))
 
 
-def chosen_level(index: Index, ops: str | None) -> str | None:
-    """The level a view shows: ``ops`` if given, else "aten" where it was recorded, else "api"."""
-    if ops is None:
+def chosen_level(index: Index, level: str | None) -> str | None:
+    """The level a view shows: ``level`` if given, else "aten" where it was recorded, else "api"."""
+    if level is None:
         return "aten" if (index.raw.ops.level == LEVELS.index("aten")).any() else "api"
-    if ops in LEVELS and len(index.raw.ops) and not (index.raw.ops.level == LEVELS.index(ops)).any():
-        other = LEVELS[1 - LEVELS.index(ops)]
-        raise NothingMatched(f"ops={ops!r}: this trace has no {ops} ops; it has {other} ops, ops={other!r}.")
-    return ops
+    if level in LEVELS and len(index.raw.ops) and not (index.raw.ops.level == LEVELS.index(level)).any():
+        other = LEVELS[1 - LEVELS.index(level)]
+        raise NothingMatched(
+            f"{Hint.option('level', level)}: this trace has no {level} ops; it has {other} ops, "
+            f"{Hint.option('level', other)}."
+        )
+    return level
 
 
 class _Listing:

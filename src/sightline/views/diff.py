@@ -12,6 +12,7 @@ import numpy as np
 from sightline.compare.comparison import ModuleRow
 from sightline.compare.side import OpLabel, Side
 from sightline.compare.values import State
+from sightline.hints import Hint
 from sightline.notation import dtype_name, number_text
 from sightline.views.rendering import WIDTH, Block, Column, Line, Span, View, cut, cut_end, grid, line, width
 from sightline.views.table_layout import fit_blocks
@@ -283,7 +284,8 @@ def source_view(diff: Diff, *, everything: bool = False) -> View:
                 modules = module
             lines += _lines(row, half)
         left = len(rows) - len(shown)
-        more = [line((f"{left} more lines: d.source(everything=True)", "dim"))] if left else []
+        hint = Hint("d.source(all=True)", "--view source --all")
+        more = [line((f"{left} more lines: {hint}", "dim"))] if left else []
         return [*lines, *more]
 
     return View(tuple(fit(WIDTH)), fit=fit)

@@ -22,6 +22,7 @@ from sightline.analysis.op_text import statistics_text
 from sightline.analysis.running_statistics import RunningStatistics
 from sightline.analysis.value_names import find_value
 from sightline.data.index import Frame, Index, Value
+from sightline.hints import Hint
 from sightline.notation import position_text, value_text
 from sightline.views.rendering import WIDTH, Line, Span, View, cut, cut_end, line, printable, width
 from sightline.views.source_chain import PHASE_MARKS
@@ -62,18 +63,17 @@ class LineageView(View):
 
 
 def lineage(
-    trace: Trace, value: Any, *, depth: int | None = None, ops: str | None = None, everything: bool = False,
-    more: str = "everything=True shows it",
+    trace: Trace, value: Any, *, depth: int | None = None, level: str | None = None, everything: bool = False,
 ) -> LineageView:  # fmt: skip
     """What a value came from; see `Trace.lineage` for the options."""
     target = find_value(trace.index, value)
     row = target.value
     index = row._data  # a row of an earlier snapshot belongs to that one
     most = MOST if depth is None else None
-    history = lineage_of(index, row.id, depth=DEPTH if depth is None else depth, ops=ops, most=most,
+    history = lineage_of(index, row.id, depth=DEPTH if depth is None else depth, level=level, most=most,
                          everything=everything)  # fmt: skip
     head = [] if target.set_by is None else [_assignment_line(str(value), target.set_by)]
-    foot = [] if not history.excluded else [_excluded_line(history.excluded, more)]
+    foot = [] if not history.excluded else [_excluded_line(history.excluded)]
 
     def fit(room: int) -> list[Line]:
         return [*head, *_origin_lines(history, room), *lineage_lines(history, room), *foot]
@@ -81,9 +81,11 @@ def lineage(
     return LineageView(tuple(fit(WIDTH)), history, fit=fit)
 
 
-def _excluded_line(count: int, more: str) -> Line:
+def _excluded_line(count: int) -> Line:
     values = f"{count:,} value{'' if count == 1 else 's'}"
-    return line((f"# left out: what made {values}, outside the model; {more}", "dim"), hang=2)
+    return line(
+        (f"# left out: what made {values}, outside the model; {Hint.option('all')} shows it", "dim"), hang=2
+    )
 
 
 def _assignment_line(name: str, frame: Frame) -> Line:

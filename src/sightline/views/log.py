@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sightline.analysis.fold import Variation, sizes_text
-from sightline.analysis.select import SHOWS_ALL, Mask, ModelPart, Selection, model_part
+from sightline.analysis.select import Mask, ModelPart, Selection, model_part
 from sightline.data import trace_data as d
 from sightline.data.not_recorded import notes
 from sightline.errors import NothingMatched
+from sightline.hints import Hint
 from sightline.views.log_blocks import (
     OK,
     RAISED,
@@ -62,19 +63,19 @@ def log_lines(
     trace: Trace, *, module: str | None = None, op: str | None = None, phase: str | None = None,
     depth: int | None = None, tail: int | None = None, inside: bool = False, root: bool = True,
     title: str | None = None, tensor: TensorText = tensor_block_text, margin: str = "",
-    stats: bool | None = None, fold: bool = False, everything: bool = True, more: str = SHOWS_ALL,
+    stats: bool | None = None, fold: bool = True, all: bool = False,
 ) -> Iterator[Line]:  # fmt: skip
     """The lines of the blocks, lazily; without ``phase``, those of the forward pass."""
     selection = Selection(module, op, phase, depth, tail)
     statistics = StatisticsIndex(trace.data, stats)
-    part = None if everything or op is not None else model_part(trace.index)
+    part = None if all or op is not None else model_part(trace.index)
     builder = _LogBuilder(trace, selection, statistics, inside=inside or op is not None, root=root, part=part)
     steps = builder.steps()
     first = next(steps, None)
-    excluded = "" if part is None else part.excluded_text(builder.chosen_ops, more)
+    excluded = "" if part is None else part.excluded_text(builder.chosen_ops)
     head = comment_lines([excluded, *notes(trace.data)])
     if first is None and selection.filters and not excluded:
-        filters = ", ".join(f"{name}={value!r}" for name, value in selection.filters.items())
+        filters = ", ".join(f"{Hint.option(name, value)}" for name, value in selection.filters.items())
         raise NothingMatched(
             f"{filters} matches no module call and no op outside leaf modules of this trace."
         )

@@ -12,6 +12,7 @@ from sightline.analysis.op_text import api_call_of, backward_suffix, short_name,
 from sightline.data.trace_data import I64, PHASES
 from sightline.data.user_frames import user_frame
 from sightline.errors import NothingMatched
+from sightline.hints import Hint
 from sightline.notation import bytes_text, time_text
 from sightline.views.rendering import WIDTH, Block, Cell, Column, Line, Span, View, fact_lines, grid, line
 from sightline.views.table_layout import fit_blocks
@@ -35,7 +36,7 @@ def memory(
     usages = usage_of(trace.index, module, phase, depth)
     if not usages or not any(usage.peak.nbytes for usage in usages):
         if module is not None:
-            raise NothingMatched(f"module={module!r} holds no memory in this trace.")
+            raise NothingMatched(f"{Hint.option('module', module)} holds no memory in this trace.")
         return View((line(("memory  ", "dim"), "no tensor was recorded that holds memory"),))
     first, *others = usages
     info = trace.data.info

@@ -18,6 +18,7 @@ from sightline.analysis.nonfinite import (
 from sightline.analysis.nonfinite_spread import Spread
 from sightline.analysis.unmatched_globs import measured_nothing
 from sightline.data.index import Index
+from sightline.hints import Hint
 from sightline.notation import value_text
 from sightline.options import Globs
 from sightline.views.lineage import lineage_lines
@@ -61,7 +62,11 @@ def _no_op_line(index: Index, sources: bool) -> Line:
     """No op is to blame: all is finite, or the ops that ran were not recorded."""
     hidden = first_call(index)
     if hidden is not None:
-        return line((call_text(*hidden), "error"), '; ops="both" records the op that made it', hang=2)
+        return line(
+            (call_text(*hidden), "error"),
+            f"; {Hint.recording('ops', 'both')} records the op that made it",
+            hang=2,
+        )
     stats = index.raw.stats
     count = f"{len(stats):,} measured value{'' if len(stats) == 1 else 's'}"
     bad = stats.value[(stats.nans > 0) | (stats.infs > 0)].tolist()

@@ -36,6 +36,7 @@ from sightline.data.dtypes import nbytes_of
 from sightline.data.index import Index
 from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import I64, KINDS, LEVELS, PHASES, TraceData
+from sightline.hints import Hint
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.views.problems import severity_counts
 from sightline.views.rendering import (
@@ -233,7 +234,7 @@ def _measured(index: Index) -> Iterator[Line]:
         # Masks, and memory that was overwritten before it was read: there is nothing to look up.
         parts = [Span(" · "), Span(f"{' and '.join(span.text for span in bad)}, as given, meant or allowed")]
     elif parts:
-        parts.append(Span(": t.nonfinite()"))
+        parts.append(Span(f": {Hint.view('nonfinite')}"))
     title, text = "stats", f"{len(stats):,} of {len(data.values):,} values measured"
     if checks:
         checked = data.info.get("checked", 0)  # None where they were not counted: of a step
@@ -249,13 +250,16 @@ def _problems(trace: Trace) -> Iterator[Line]:
     if not len(data.ops) and not len(data.calls):
         return
     if len(data.ops) > _MANY_OPS:
-        yield line(title, f"not looked for in more than {_MANY_OPS:,} ops, which takes a while: t.problems()")
+        yield line(
+            title,
+            f"not looked for in more than {_MANY_OPS:,} ops, which takes a while: {Hint.view('problems')}",
+        )
         return
     parts: list[Span] = []
     for severity, text in severity_counts(find(trace.index)):
         parts += [Span(", "), Span(text, _SEVERE.get(severity, ""))]
     if parts:
-        yield line(title, *parts[1:], ": t.problems()", hang=_MARGIN)
+        yield line(title, *parts[1:], f": {Hint.view('problems')}", hang=_MARGIN)
         return
     unseen = ", ".join(each.what for each in gaps(trace.index) if each.what)
     yield line(title, "none found" + (f"; not looked at: {unseen}" if unseen else ""), hang=_MARGIN)

@@ -18,6 +18,7 @@ from sightline.analysis.problems import (
 from sightline.argument_checks import argument_text
 from sightline.data.trace_data import ModuleInfo
 from sightline.errors import UsageError
+from sightline.hints import Hint
 from sightline.patterns import did_you_mean, module_matches, no_module_matched
 from sightline.views.rendering import WIDTH, Block, Line, Span, View, cut, line, printable
 
@@ -53,7 +54,8 @@ def problem_list(
     kinds = (*KINDS, *more_kinds)
     if kind is not None and kind not in kinds:
         raise UsageError(
-            f"kind={kind!r} is none of the {len(kinds)} kinds of problems{did_you_mean(kind, kinds)}"
+            f"{Hint.option('kind', kind)} is none of the {len(kinds)} kinds of problems"
+            f"{did_you_mean(kind, kinds)}"
         )
     selected = [each for each in found if kind in (None, each.kind)]
     head = _head(selected, where, module, kind, scope)
@@ -85,7 +87,11 @@ def matching_paths(modules: list[ModuleInfo], pattern: str) -> set[str]:
 
 
 def _head(selected: list[Problem], where: str, module: str | None, kind: str | None, scope: str) -> Line:
-    filters = [f"{name}={text!r}" for name, text in (("module", module), ("kind", kind)) if text is not None]
+    filters = [
+        f"{Hint.option(name, text)}"
+        for name, text in (("module", module), ("kind", kind))
+        if text is not None
+    ]
     scope = (f" with {', '.join(filters)}" if filters else "") + scope
     if not selected:
         none = cut(f" found in {where}{scope}", WIDTH - 14)

@@ -25,6 +25,7 @@ from sightline.data.not_recorded import other_threads
 from sightline.data.source_files import syntax_tree
 from sightline.data.trace_data import PHASES, TraceData
 from sightline.errors import NothingMatched, UsageError
+from sightline.hints import Hint
 from sightline.notation import short_path, time_text
 from sightline.patterns import did_you_mean
 from sightline.views.code import chosen_level
@@ -45,7 +46,7 @@ _CONTEXT: Final = 4  # lines kept at both ends of a long part where nothing ran
 _MAX_OPS, _MAX_SHAPES = 16, 12  # listed on one line
 
 
-def source(trace: Trace, *, file: str | None = None, ops: str | None = None, module: str | None = None,
+def source(trace: Trace, *, file: str | None = None, level: str | None = None, module: str | None = None,
            op: str | None = None, phase: str | None = None, depth: int | None = None, tail: int | None = None,
            width: int = 100, stats: bool | None = None) -> View:  # fmt: skip
     """The user's files, annotated line by line; see `Trace.source` for the options."""
@@ -53,7 +54,7 @@ def source(trace: Trace, *, file: str | None = None, ops: str | None = None, mod
         raise UsageError(f"width={argument_text(width)} must be a whole number from 40 up.")
     index = trace.index
     statistics_index = StatisticsIndex(index.raw, stats)
-    mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, ops))
+    mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, level))
     files = _selected_files(index.raw, file)
     times = {"op time": index.raw.ops.duration}
     if index.device_durations is not None:
@@ -82,7 +83,7 @@ def _selected_files(data: TraceData, pattern: str | None) -> set[str]:
         return {path for path in paths if not installed_file(path)}
     if not isinstance(pattern, str):
         raise UsageError(
-            f"file={argument_text(pattern)} must be a string: a part of a path, or a glob over it."
+            f"{Hint.option('file', pattern)} must be a string: a part of a path, or a glob over it."
         )
     files = {
         path
@@ -91,7 +92,7 @@ def _selected_files(data: TraceData, pattern: str | None) -> set[str]:
     }
     if not files:
         names = did_you_mean(pattern, sorted(short_path(path) for path in paths))
-        raise NothingMatched(f"file={pattern!r} matches no source file of this trace{names}")
+        raise NothingMatched(f"{Hint.option('file', pattern)} matches no source file of this trace{names}")
     return files
 
 

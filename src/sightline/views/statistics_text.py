@@ -16,6 +16,7 @@ from typing import Final
 from sightline.argument_checks import argument_text
 from sightline.data.trace_data import TraceData
 from sightline.errors import UsageError
+from sightline.hints import Hint
 from sightline.notation import number_text
 from sightline.views.rendering import Span
 
@@ -102,7 +103,8 @@ class StatisticsIndex:
             raise UsageError(f"stats={argument_text(show)} must be True, False or None.")
         if show and not len(data.stats):
             raise UsageError(
-                "stats=True: this trace has no statistics; record it with sl.trace(…, stats=True)."
+                f"{Hint.option('stats')}: this trace has no statistics; record it with "
+                f"{Hint.recording('stats')}."
             )
         self._data = data
         self._shown = bool(len(data.stats)) and show is not False

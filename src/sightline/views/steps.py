@@ -19,6 +19,7 @@ from sightline.analysis.step_summaries import BackwardPasses, StepSummary, backw
 from sightline.analysis.value_names import root_names
 from sightline.data.index import Index
 from sightline.data.trace_data import I64, NO_GRAD, PHASES, StepInfo
+from sightline.hints import Hint
 from sightline.notation import bytes_text, number_text, time_text
 from sightline.views.rendering import Cell, Column, Grid, Line, Span, grid, line
 
@@ -39,7 +40,8 @@ def step_lines(index: Index, steps: Sequence[StepSummary]) -> list[Line]:
     times, excerpt = [step.info.duration for step in steps], index.raw.info.get("excerpt")
     many = f"{len(steps):,}, {time_text(int(np.median(times)))} at the median"
     one = "; ".join([time_text(times[0]), *_details(steps[0])])
-    texts = {"steps": f"{many if len(steps) > 1 else f'1, {one}'}; step={steps[-1].number} shows one"}
+    shows_one = f"{Hint.option('step', steps[-1].number)} shows one"
+    texts = {"steps": f"{many if len(steps) > 1 else f'1, {one}'}; {shows_one}"}
     if excerpt and len(steps) == 1:  # this is the screen that shows one
         texts = {"step": f"{_step_name(steps[0])}, {one}"}
     texts["one step"] = step_content(index, [step.info for step in steps])

@@ -34,6 +34,7 @@ from sightline.data.device_time import device_summary
 from sightline.data.not_recorded import notes, other_threads
 from sightline.data.trace_data import PHASES, TraceData
 from sightline.errors import UsageError
+from sightline.hints import Hint
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import module_matches, no_module_matched
 from sightline.views.problems import wrap_text
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 _MARGIN: Final = 12  #: columns for the titles of the facts below the table
 _SPREAD: Final = "mean ± std"
 _WRONG: Final = "NaN/Inf"
+_WIDER: Final = Hint("width=None shows all", "a larger --width shows all")
 _NO_LIMIT: Final = 10_000
 _COMPILED: Final = "compiled "  #: with which the name of an op of compiled code begins
 _IN_COMPILED_CODE: Final = "in compiled code"
@@ -404,7 +406,7 @@ class _Table:
             legend.append(f"{_SPREAD}: of what came out, all calls")
         if _WRONG in titles:
             legend.append(f"{_WRONG}: in the results of {self._wrong_in} ops")
-        dropped = [", ".join(table.dropped), "width=None shows all"] if table.dropped else []
+        dropped = [", ".join(table.dropped), str(_WIDER)] if table.dropped else []
         limit = _NO_LIMIT if room is None else room
         elsewhere = wrap_text(note, limit - _MARGIN) if (note := other_threads(self._data)) else []
         return [

@@ -237,7 +237,8 @@ def test_a_second_recording_needs_another_name(tmp_path: Path) -> None:
     with trace:
         torch.ones(2).relu()
     with pytest.raises(
-        UsageError, match="already holds a recording: give path= another name, or overwrite=True"
+        UsageError,
+        match="already holds a recording: give path= another name, or path=sl",
     ):
         trace.start()
     (tmp_path / "other").mkdir()

@@ -32,6 +32,7 @@ from sightline.data.index import Index
 from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import FLAVOURS
 from sightline.data.trace_data import KINDS as VALUE_KINDS
+from sightline.hints import Hint
 
 #: Every check; of two problems that are equally serious, the one of the earlier check is listed first.
 CHECKS: Final[tuple[Check, ...]] = (
@@ -117,7 +118,9 @@ def gaps(index: Index) -> list[Gap]:
         return [*found, Gap("", "nothing was recorded, so nothing was looked at")]
     if not context.aten.any():
         found.append(
-            Gap("aten ops", 'aten ops were not recorded: ops="both" finds most of what there is to find')
+            Gap(
+                "aten ops", f"aten ops were not recorded: {Hint.recording('ops', 'both')} finds most problems"
+            )
         )
     elif not (data.ops.phase == BACKWARD).any():
         found.append(Gap("", "no backward pass ran: with one, parameters without a gradient are found"))
@@ -139,8 +142,8 @@ def gaps(index: Index) -> list[Gap]:
         found.append(Gap("other threads", text))
     if not len(data.stats) and "stats" not in (data.info.get("asked") or ()):
         text = (
-            "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that "
-            "leave out everything, targets out of range, results that differ"
+            f"statistics were not taken: {Hint.recording('stats')} finds NaN, dead or saturated activations, "
+            "masks that leave out everything, targets out of range, results that differ"
         )
         found.append(Gap("the numbers in tensors (no statistics)", text))
     elif _has_unmeasured_integers(context):

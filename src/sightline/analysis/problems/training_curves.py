@@ -16,6 +16,7 @@ from sightline.analysis.problems.nonfinite import first_non_finite
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.analysis.step_summaries import StepSummary, step_numbers
+from sightline.hints import Hint
 from sightline.notation import number_text
 
 _LEAST_STEPS: Final = 2
@@ -57,7 +58,7 @@ def loss_not_finite(context: ProblemContext) -> Iterator[Finding]:
     bad = [(*each, _first_bad(each[2])) for each in (*losses, *norms)]
     if not any(first for *_, first in bad) or any(first_non_finite.find(context)):
         return
-    repair = "stats=True names the op that made the first one."
+    repair = f"{Hint.recording('stats')} names the op that made the first one."
     if len(context.data.stats):
         made = first_nonfinite(context.index)
         repair = "No op that was measured made it: it was given to the run, or asked for."

@@ -24,7 +24,7 @@ from sightline.store.paths import (
     refuse_recording,
 )
 
-_FIX: Final = "give path= another name, or overwrite=True to replace it"
+_FIX: Final = "give path= another name, or path=sl.Bundle(…, overwrite=True) to replace it"
 _BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame
 _REWRITTEN: Final = f".{JOURNAL}.anew"  #: a journal that is about to replace a longer one
 

@@ -1,0 +1,85 @@
+"""Advice that names an option or a view: Python spells it one way, the command line another.
+
+A text is built with the spelling of whoever reads it: the command line sets it once, around its own work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sightline.argument_checks import argument_text
+
+_ON_COMMAND_LINE: Final[ContextVar[bool]] = ContextVar("_ON_COMMAND_LINE", default=False)
+
+#: Views whose name on the command line is not that of the method.
+_VIEW_NAMES: Final = {"call_order": "order", "rank_times": "ranks"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """An option or a view that helps, in both spellings; as text it is the one that is read here.
+
+    >>> f"record with {Hint.recording('stats')}", f"{Hint.option('all')} shows them"
+    ('record with stats=True', 'all=True shows them')
+    >>> with for_command_line():
+    ...     f"record with {Hint.recording('stats')}", f"{Hint.option('all')} shows them"
+    ('record with sightline run --stats', '--all shows them')
+    """
+
+    python: str
+    command: str
+
+    def __str__(self) -> str:
+        return self.command if _ON_COMMAND_LINE.get() else self.python
+
+    @classmethod
+    def option(cls, name: str, value: Any = True) -> Hint:
+        """An option of the view at hand.
+
+        >>> Hint.option("module", "blocks.9")
+        Hint(python="module='blocks.9'", command="--module 'blocks.9'")
+        """
+        return cls(f"{name}={_text(value)}", _flag(name, value))
+
+    @classmethod
+    def recording(cls, name: str, value: Any = True) -> Hint:
+        """An option of `sightline.trace`, and of ``sightline run``.
+
+        >>> Hint.recording("ops", "both")
+        Hint(python="ops='both'", command='sightline run --ops both')
+        """
+        return cls(f"{name}={_text(value)}", f"sightline run {_flag(name, value).replace(chr(39), '')}")
+
+    @classmethod
+    def view(cls, name: str) -> Hint:
+        """A view of the recording at hand.
+
+        >>> Hint.view("call_order")
+        Hint(python='t.call_order()', command='--view order')
+        """
+        return cls(f"t.{name}()", f"--view {_VIEW_NAMES.get(name, name)}")
+
+
+def _text(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else argument_text(value)
+
+
+def _flag(name: str, value: Any) -> str:
+    dashed = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{dashed}"
+    return f"--{dashed} {_text(value)}"
+
+
+@contextmanager
+def for_command_line() -> Iterator[None]:
+    """A block in which texts spell options as the command line does."""
+    token = _ON_COMMAND_LINE.set(True)
+    try:
+        yield
+    finally:
+        _ON_COMMAND_LINE.reset(token)
