@@ -81,10 +81,22 @@ class Lineage:
     def nodes(self) -> list[dict[str, Any]]:
         """Every value in it, as plain data that JSON can hold; leaves have no ``op``."""
         step_of = {value: step for step in self.steps for value in step.values}
-        values = [self.value, *step_of]
+        ids = [self.value, *step_of]
         for step in self.steps:
-            values += [*step.leaves, *step.saved, *step.cut]
-        return [_node(self.index, value, step_of.get(value)) for value in dict.fromkeys(values)]
+            ids += [*step.leaves, *step.saved, *step.cut]
+        nodes = []
+        for id in dict.fromkeys(ids):
+            value, producer = self.index.values[id], step_of.get(id)
+            node: dict[str, Any] = {
+                "id": id, "shape": list(value.shape), "dtype": value.dtype, "device": value.device,
+                "kind": value.kind, "name": value.name,
+                "stats": value.stats._asdict() if value.stats else None,
+            }  # fmt: skip
+            if producer is not None:
+                keys = ("phase", "file", "line", "function", "code", "module", "before")
+                node |= {"op": producer.name, **{key: getattr(producer, key) for key in keys}}
+            nodes.append(node)
+        return nodes
 
     @property
     def edges(self) -> list[dict[str, Any]]:
@@ -110,24 +122,11 @@ class Lineage:
         return graph
 
 
-def _node(index: Index, id: int, step: LineageStep | None) -> dict[str, Any]:
-    value = index.values[id]
-    stats = value.stats
-    node: dict[str, Any] = {
-        "id": id, "shape": list(value.shape), "dtype": value.dtype, "device": value.device,
-        "kind": value.kind, "name": value.name, "stats": stats._asdict() if stats else None,
-    }  # fmt: skip
-    if step is not None:
-        keys = ("phase", "file", "line", "function", "code", "module", "before")
-        node |= {"op": step.name, **{key: getattr(step, key) for key in keys}}
-    return node
-
-
 def lineage_of(
     index: Index, value: int, *, depth: int | None = None, ops: str | None = None, most: int | None = None,
     everything: bool = True,
 ) -> Lineage:  # fmt: skip
-    """What a value came from, at most ``depth`` ops back and at most ``most`` ops in all.
+    """The lineage of a value, at most ``depth`` ops back and at most ``most`` ops in all.
 
     ``ops`` is "api" (where recorded) or "aten". ``everything=False`` stops at ops that build the model and at
     those that installed packages run around it, unless one of these produced the value itself.
@@ -162,7 +161,7 @@ def lineage_level(index: Index, ops: str | None) -> str:
 
 
 class _LineageBuilder:
-    """Finds the steps of one lineage."""
+    """Builds the steps of one lineage."""
 
     def __init__(
         self, index: Index, producers: Producers, value: int, depth: int | None, most: int | None
@@ -172,7 +171,7 @@ class _LineageBuilder:
         self._value = value
         self._source_cache: dict[int, tuple[list[int], list[int]]] = {}
         root = producers.of(value)
-        self._shown = self._ordered(root, self._near(root, depth))[:most]
+        self._shown = self._ordered(root, depth)[:most]
         self._positions = {producer: at for at, producer in enumerate(self._shown)}
 
     def steps(self) -> list[LineageStep]:
@@ -185,11 +184,22 @@ class _LineageBuilder:
                 if values is not None and source not in values:
                     values.append(source)
         before = self._before()
-        children = self._children()
-        return [
-            self._step(producer, sorted(reached[producer]), before.get(producer, 0), children[at])
-            for at, producer in enumerate(self._shown)
-        ]
+        producers, steps = self._producers, []
+        for producer, children in zip(self._shown, self._children(), strict=True):
+            op, call = producers.head(producer), producers.call(producer)
+            followed, saved = self._sources(producer)
+            cut = self._cut(producer)
+            produced = [value for value in followed if producers.of(value) != NO_PRODUCER]
+            values = sorted(reached[producer], key=lambda value: (value != self._value, value))
+            name, phase, module = self._labels(producer, op, call)
+            step = LineageStep(
+                tuple(values), name, op, call, phase, *self._line(op, call), module,
+                sources=tuple(value for value in produced if value not in set(cut)),
+                leaves=tuple(value for value in followed if producers.of(value) == NO_PRODUCER),
+                saved=tuple(saved), cut=tuple(cut), before=before.get(producer, 0), children=children,
+            )  # fmt: skip
+            steps.append(step)
+        return steps
 
     def origins(self) -> Iterator[OriginStep]:
         """Where the value has its NaN, its dtype and its sizes from."""
@@ -220,10 +230,14 @@ class _LineageBuilder:
             sources = self._source_cache[producer] = followed, saved
         return sources
 
-    def _near(self, root: int, depth: int | None) -> set[int]:
-        """The producers at most ``depth`` steps back."""
+    def _ordered(self, root: int, depth: int | None) -> list[int]:
+        """The producers at most ``depth`` steps back, each after all its users.
+
+        Among those that may come next, the most recent comes first.
+        """
         near = {root}
         queue = deque([(root, 1)])
+        waiting: Counter[int] = Counter()
         while queue:
             producer, distance = queue.popleft()
             if depth is not None and distance >= depth:
@@ -232,15 +246,8 @@ class _LineageBuilder:
                 if each not in near:
                     near.add(each)
                     queue.append((each, distance + 1))
-        return near
-
-    def _ordered(self, root: int, near: set[int]) -> list[int]:
-        """Each producer after all its users; among those that may come next, the most recent."""
-        waiting = dict.fromkeys(near, 0)
         for producer in near:
-            for each in self._producers.predecessors(producer):
-                if each in near:
-                    waiting[each] += 1
+            waiting.update(each for each in self._producers.predecessors(producer) if each in near)
         ready = [(-self._producers.recency(root), root)]
         done: list[int] = []
         seen = {root}
@@ -322,23 +329,6 @@ class _LineageBuilder:
         pairs = ((value, self._producers.of(value)) for value in self._sources(producer)[0])
         return [value for value, of in pairs if of != NO_PRODUCER and of not in self._positions]
 
-    def _step(self, producer: int, values: list[int], before: int, children: tuple[int, ...]) -> LineageStep:
-        producers = self._producers
-        op, call = producers.head(producer), producers.call(producer)
-        followed, saved = self._sources(producer)
-        cut = self._cut(producer)
-        produced = [value for value in followed if producers.of(value) != NO_PRODUCER]
-        if self._value in values:  # the target comes first
-            values = [self._value, *(value for value in values if value != self._value)]
-        name, phase, module = self._labels(producer, op, call)
-        file, line, function, code = self._line(op, call)
-        return LineageStep(
-            tuple(values), name, op, call, phase, file, line, function, code, module,
-            sources=tuple(value for value in produced if value not in set(cut)),
-            leaves=tuple(value for value in followed if producers.of(value) == NO_PRODUCER),
-            saved=tuple(saved), cut=tuple(cut), before=before, children=children,
-        )  # fmt: skip
-
     def _labels(self, producer: int, op: int, call: int) -> tuple[str, str, str]:
         """Name, phase and module of a producer."""
         if call >= 0:
@@ -378,8 +368,6 @@ _MAX_SIZES: Final = 2
 _WEIGHTS: Final = ("parameter", "buffer", "state")
 _FLOATING: Final = ("float", "bfloat")
 
-Test = Callable[[int], bool]
-
 
 @dataclass(frozen=True, slots=True)
 class LineageOrigin:
@@ -388,20 +376,26 @@ class LineageOrigin:
     what: str  #: ``NaN``, ``f32`` or ``size 61``
     path: tuple[int, ...]  #: the value, those in between, and the first one for which it holds
     producer: int  #: of the last one
-    sources: tuple[int, ...]  #: what that one was made of
+    sources: tuple[int, ...]  #: the inputs of that one's producer
 
 
 def lineage_origins(index: Index, producers: Producers, value: int) -> tuple[LineageOrigin, ...]:
-    """The origins of what is odd about a value, except what its own producer made or a leaf brought along."""
-    found: list[LineageOrigin | None] = []
+    """The origins of a value's NaN, dtype and sizes, except those its own producer made or a leaf brought."""
+
+    def holds_nonfinite(one: int) -> bool:
+        """Whether a tensor, or the one it is a view of, holds a NaN or an infinity."""
+        stats, base = index.numbers(one), int(index.raw.values.base[one])
+        stats = index.numbers(base) if stats is None and base >= 0 else stats
+        return stats is not None and not stats.finite
+
+    origins: list[LineageOrigin | None] = []
     stats = index.numbers(value)
     if stats is not None and not stats.finite:
-        what = "NaN" if stats.nans else "Inf"
-        found.append(_origin(producers, value, what, lambda one: _is_bad(index, one)))
+        origins.append(_origin(producers, value, "NaN" if stats.nans else "Inf", holds_nonfinite))
     if not producers.in_backward(producers.of(value)):  # a gradient has dtype and sizes of its tensor
-        found.append(_dtype_origin(index, producers, value))
-        found += _size_origins(index, producers, value)
-    return tuple(one for one in found if one is not None and len(one.path) > 1)
+        origins.append(_dtype_origin(index, producers, value))
+        origins += _size_origins(index, producers, value)
+    return tuple(one for one in origins if one is not None and len(one.path) > 1)
 
 
 def _dtype_origin(index: Index, producers: Producers, value: int) -> LineageOrigin | None:
@@ -436,20 +430,11 @@ def _size_origins(index: Index, producers: Producers, value: int) -> list[Lineag
     return origins[:_MAX_SIZES]
 
 
-def _is_bad(index: Index, value: int) -> bool:
-    """Whether a tensor, or the one it is a view of, holds a NaN or an infinity."""
-    stats = index.numbers(value)
-    base = int(index.raw.values.base[value])
-    if stats is None and base >= 0:
-        stats = index.numbers(base)
-    return stats is not None and not stats.finite
-
-
 def _origin(
     producers: Producers,
     value: int,
     what: str,
-    holds: Test,
+    holds: Callable[[int], bool],
     begins: Callable[[list[int]], bool] = lambda _: False,
 ) -> LineageOrigin | None:
     """The nearest value for which ``holds`` is true and was not before; None if it is too far back.
