@@ -275,7 +275,7 @@ class _Search:
                 continue
             state = self._state(value, inputs, keeps=view or memory == _PARTIAL)
             self._states[value] = state
-            # A view holds what its base already held.
+            # A view holds a NaN that its base already held.
             if blamed < 0 and state & (NAN | INF) and not view and memory != _COPY:
                 if self._to_blame(op, value, inputs):
                     blamed = value

@@ -42,7 +42,7 @@ def with_location(text: str, op: Op, *, short: bool = False) -> str:
 def api_call_of(op: Op) -> Op:
     """The API call that an op came from, or the op itself where none was recorded.
 
-    Nobody wrote what runs inside ``loss.backward()``, so a backward op stands for itself.
+    Nobody wrote the ops inside ``loss.backward()``, so a backward op stands for itself.
     """
     parent = op.parent
     return parent if parent is not None and op.phase == parent.phase != "backward" else op

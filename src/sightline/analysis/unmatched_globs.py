@@ -92,7 +92,8 @@ def _candidates(
     if argument == "ops":
         return _op_names(data), _is_op
     if option == "capture" and not capture.get("ops"):  # outputs are captured: the module must be called
-        return _paths(data, np.unique(data.calls.module).tolist()), _is_module
+        called = _paths(data, np.unique(data.calls.module).tolist())
+        return called, lambda glob, path: PathPattern(glob).exactly(segments_of(path))
     paths = _paths(data, range(len(data.modules)))
     if argument == "modules":
         return paths, _is_inside
@@ -117,10 +118,6 @@ def _op_names(data: TraceData) -> list[str]:
 
 def _is_op(glob: str, name: str) -> bool:
     return any(op_matches(glob, name, level) for level in LEVELS)
-
-
-def _is_module(glob: str, path: str) -> bool:
-    return PathPattern(glob).exactly(segments_of(path))
 
 
 def _is_inside(glob: str, path: str) -> bool:
