@@ -196,8 +196,8 @@ def made_bytes(data: TraceData) -> I64:
     ids = np.flatnonzero(values.storage >= 0)
     storages, first = np.unique(values.storage[ids], return_index=True)
     producers = values.producer[ids[first]]
-    made = producers >= 0  # others are inputs and parameters
-    return _sum_by(producers[made], data.storages[storages[made]], len(data.ops))
+    created = producers >= 0  # others are inputs and parameters
+    return _sum_by(producers[created], data.storages[storages[created]], len(data.ops))
 
 
 def _sum_by(keys: I32, amounts: I64, count: int) -> I64:

@@ -67,22 +67,16 @@ def lifetimes(data: TraceData) -> Lifetimes:
     first[last < 0] = -1
     end_of_run = int(end.max(initial=0))
     used = first >= 0
-    last = np.where(used, np.maximum(last, _free_times(data, end_of_run)), last)
+    rows = data.allocations  # when each storage was freed, or the end of the run; -1 where it is unknown
+    has_value = rows.value >= 0
+    storage, ended = values.storage[rows.value[has_value]], rows.end[has_value]
+    ended = np.where(ended < 0, end_of_run, np.minimum(clock(ended), end_of_run))
+    freed = np.full(count, -1, dtype=np.int64)
+    np.maximum.at(freed, storage[storage >= 0], ended[storage >= 0])
+    last = np.where(used, np.maximum(last, freed), last)
     last[used & (use < TEMPORARY)] = end_of_run
     first[used & (use == 0)] = 0
     return Lifetimes(data.storages, use, meta, first, last)
-
-
-def _free_times(data: TraceData, end_of_run: int) -> I64:
-    """When each storage was freed, or the end of the run; -1 where it is unknown."""
-    times = np.full(len(data.storages), -1, dtype=np.int64)
-    rows = data.allocations
-    has_value = rows.value >= 0
-    storage = data.values.storage[rows.value[has_value]]
-    freed = rows.end[has_value]
-    end = np.where(freed < 0, end_of_run, np.minimum(clock(freed), end_of_run))
-    np.maximum.at(times, storage[storage >= 0], end[storage >= 0])
-    return times
 
 
 @dataclass(frozen=True)

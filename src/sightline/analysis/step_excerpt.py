@@ -116,10 +116,17 @@ class _Excerpt:
         failure = info.get("failure")
         if isinstance(failure, dict) and type(failure.get("op")) is int:
             info["failure"] = failure | {"op": max(failure["op"] - self._span.first_op, -1)}
+        begin, rows = self._span.start, info.get("warnings")  # those that were shown first inside the span
+        warnings = [
+            [*row[:3], row[3] - begin, *row[4:]]
+            for row in (rows if isinstance(rows, list) else ())
+            if isinstance(row, list) and len(row) > 3 and type(row[3]) is int
+            and begin <= row[3] < self._end_time
+        ]  # fmt: skip
         name = f"{self._data.info.get('name') or 'of a run'}, {self._span.name}"
         return info | {
             "name": name, "duration_ns": self._span.duration, "excerpt": self._span.name,
-            "training": self._training(), "warnings": self._warnings(),
+            "training": self._training(), "warnings": warnings,
         }  # fmt: skip
 
     def _training(self) -> dict[str, Any]:
@@ -150,16 +157,6 @@ class _Excerpt:
             "optimizers": kept, "schedulers": [], "count": stepped.total(),
             "steps": [[new[row[0]], *row[1:]] for row in steps if row[0] in new],
         }  # fmt: skip
-
-    def _warnings(self) -> list[Any]:
-        """The warnings that were shown first inside the span."""
-        rows, begin = self._data.info.get("warnings"), self._span.start
-        rows = [row for row in rows if isinstance(row, list)] if isinstance(rows, list) else []
-        return [
-            [*row[:3], row[3] - begin, *row[4:]]
-            for row in rows
-            if len(row) > 3 and type(row[3]) is int and begin <= row[3] < self._end_time
-        ]
 
     def _steps(self) -> list[d.StepInfo]:
         """The steps inside the span."""

@@ -292,9 +292,7 @@ def find_value(index: Index, reference: Any) -> FoundValue:
     number = _ID.fullmatch(reference)
     if number:
         return FoundValue(_value_of_id(index, int(number[1])))
-    value = next((each.value for each in reversed(index.raw.captures) if each.key == reference), -1)
-    value = value if value >= 0 else _named_value(index, reference)
-    value = value if value >= 0 else _returned_value(index, reference)
+    value = _recorded_value(index, reference)
     if value >= 0:
         return FoundValue(index.values[value])
     # A variable of a function that ran in a module, ``blocks.0.attn.q``, or outside all, ``loss``.
@@ -336,25 +334,21 @@ def _value_of_id(index: Index, id: int) -> Value:
     return index.values[id]
 
 
-def _named_value(index: Index, name: str) -> int:
-    """The parameter, gradient or state of this name, as it was at the end of the recording."""
+def _recorded_value(index: Index, name: str) -> int:
+    """The value of a capture, of a named tensor at the end of the run, or of a module's last result."""
+    captured = next((each.value for each in reversed(index.raw.captures) if each.key == name), -1)
+    if captured >= 0:
+        return captured
     names, values = index.raw.names, index.raw.values
-    if name not in names:
-        return -1
-    ids = np.flatnonzero(values.name == names.index(name))
-    if not len(ids):
-        return -1
-    newest = int(ids[-1])
-    for version in np.flatnonzero(values.previous >= 0).tolist():  # a version is later than the one before
-        if values.previous[version] == newest:
-            newest = version
-    return newest
-
-
-def _returned_value(index: Index, path: str) -> int:
-    """The first result of the last call of a module that returned one."""
+    ids = np.flatnonzero(values.name == names.index(name)).tolist() if name in names else []
+    if ids:
+        newest: int = ids[-1]
+        for version in np.flatnonzero(values.previous >= 0).tolist():  # in the order of the run
+            if values.previous[version] == newest:
+                newest = version
+        return newest
     for module in index.modules:
-        if path in module.aliases or (not module.path and path == module.type):
+        if name in module.aliases or (not module.path and name == module.type):
             for call in reversed(module.calls):
                 if len(call.outputs):
                     return call.outputs[0].id

@@ -143,7 +143,7 @@ def masks_everything(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _mask_sense(context: ProblemContext, op: int) -> str:
-    """The meaning of True for the function that masks, and how it differs here; empty for a mask of numbers."""
+    """How the function that masks understands True, and how it differs here; empty for a mask of numbers."""
     written, name = context.written(op).rpartition(".")[2], context.name(op).rstrip("_")
     if "multi_head_attention" in written:
         sense = (

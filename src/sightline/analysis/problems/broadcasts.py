@@ -162,8 +162,7 @@ def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
 
     In outer products and pairwise distances the column is made by ``None``, ``unsqueeze``, ``view`` or
     ``keepdim``, and the matrix is used as one. Here the column comes straight from a layer or the data, or
-    is a model's prediction and the row its target, and the matrix is only averaged. torch's own
-    losses never mean such a matrix.
+    is a model's prediction and the row its target, and the matrix is only averaged.
     """
     for op in _unequal_ranks(context):
         pair = [_before_expand(context, op, value) for value in context.inputs(op)[:2]]
@@ -171,7 +170,7 @@ def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
         broadcast = _broadcast_shape(context.meta(column).shape, context.meta(row).shape)
         if broadcast is None or not _becomes_loss(context, op):
             continue
-        if not (_in_loss_function(context, op) or _is_by_accident(context, op, column, row)):
+        if not _is_by_accident(context, op, column, row):
             continue
         operands = " and ".join(str(context.meta(value)) for value in pair)
         wide, narrow = context.meta(column), context.meta(row)
@@ -236,26 +235,23 @@ def _before_expand(context: ProblemContext, op: int, value: int) -> int:
     return context.inputs(producer)[0] if together else value
 
 
-def _in_loss_function(context: ProblemContext, op: int) -> bool:
-    """Whether an op is one of torch's losses of two tensors, or computes its difference."""
-    if context.name(op) in _LOSSES or context.written(op).rpartition(".")[2] in _LOSSES | _PYTHON_LOSSES:
-        return True
-    data, frame = context.data, int(context.data.ops.frame[op])
-    code = data.codes[int(data.frames.code[frame])] if frame >= 0 else None
-    return code is not None and torch_file(code.file) and code.function in _LOSSES | _PYTHON_LOSSES
-
-
 def _is_by_accident(context: ProblemContext, op: int, column: int, row: int) -> bool:
     """Whether nothing shows that a matrix of all pairs is meant.
 
-    Parts of one tensor, ``x[:, :1] - x[:, 0]``, are a distance of all pairs. A difference that compares
-    trained numbers with others is meant if its column was made by ``None`` or ``unsqueeze``, as in the energy
-    distance of two samples, and not if a view made it.
+    torch's own losses never mean one. Parts of one tensor, ``x[:, :1] - x[:, 0]``, are a distance of all
+    pairs. A difference that compares trained numbers with others is meant if its column was made by ``None``
+    or ``unsqueeze``, as in the energy distance of two samples, and not if a view made it.
     """
+    data, frame, losses = context.data, int(context.data.ops.frame[op]), _LOSSES | _PYTHON_LOSSES
+    if context.name(op) in _LOSSES or context.written(op).rpartition(".")[2] in losses:
+        return True
+    code = data.codes[int(data.frames.code[frame])] if frame >= 0 else None
+    if code is not None and torch_file(code.file) and code.function in losses:
+        return True
     (start, ops), (end, _) = (_reshaped_from(context, value) for value in (column, row))
     if _is_plain_column(context, column) and (start != end or ops.isdisjoint(_CHOICES)):
         return True
-    flags = context.data.values.flags
+    flags = data.values.flags
     trained = [bool(flags[value] & REQUIRES_GRAD) for value in (column, row)]
     if context.name(op) not in ("sub", "rsub") or trained[0] == trained[1]:
         return False

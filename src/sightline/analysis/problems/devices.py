@@ -47,12 +47,12 @@ def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
     boolean = context.of_meta(lambda meta: meta.dtype in ("bool", "uint8") and bool(meta.shape))
     inside = _in_model(context)
     awaited = inside & context.named(frozenset(_AWAITED))
-    masked = (
-        inside
-        & context.named(frozenset({"index"}))
-        & _mask_index(context, boolean)
-        & context.any_input(remote)
-    )
+    ops = context.data.ops
+    later = np.ones(len(ops.inputs), dtype=np.bool_)  # inputs after the first of an op
+    later[ops.input_offsets[:-1][np.diff(ops.input_offsets) > 0]] = False
+    mask_index = np.zeros(len(ops), dtype=np.bool_)
+    mask_index[context.readers[later & boolean[ops.inputs]]] = True
+    masked = inside & context.named(frozenset({"index"})) & mask_index & context.any_input(remote)
     on_cpu = context.of_meta(lambda meta: meta.device == "cpu")
     read_back = inside & context.named(_COPIES) & _any_output(context, on_cpu) & context.any_input(remote)
     for op in np.flatnonzero(awaited | masked | read_back).tolist():
@@ -195,16 +195,6 @@ def _mixed(context: ProblemContext) -> Mask:
 def _on_device(context: ProblemContext) -> Mask:
     """Tensors on a device the host has to wait for."""
     return context.of_meta(lambda meta: meta.device not in ("cpu", "meta"))
-
-
-def _mask_index(context: ProblemContext, boolean: Mask) -> Mask:
-    """Ops with a boolean tensor after their first input."""
-    ops = context.data.ops
-    later = np.ones(len(ops.inputs), dtype=np.bool_)
-    later[ops.input_offsets[:-1][np.diff(ops.input_offsets) > 0]] = False
-    mask = np.zeros(len(ops), dtype=np.bool_)
-    mask[context.readers[later & boolean[ops.inputs]]] = True
-    return mask
 
 
 def _any_output(context: ProblemContext, tensors: Mask) -> Mask:

@@ -138,21 +138,21 @@ def _zero(context: ProblemContext, value: int, repair: str) -> tuple[str, str]:
 def _positive(context: ProblemContext, name: str, value: int) -> str:
     """How the input of a logarithm becomes positive."""
     maker = computed_by(context, value)
-    made = context.name(maker).rstrip("_") if maker >= 0 else ""
-    if PROBABILITIES.get(made) == "softmax":
+    source = context.name(maker).rstrip("_") if maker >= 0 else ""
+    if PROBABILITIES.get(source) == "softmax":
         return f"Use F.log_softmax(scores, dim=-1) instead of the {name} of a softmax: it is never -Inf."
-    if made == "sigmoid":
+    if source == "sigmoid":
         return f"Use F.logsigmoid(scores) instead of the {name} of a sigmoid: it is never -Inf."
-    if made in RECTIFIERS:
-        return f"Use softplus, which is never 0, instead of {made}, or {name}(x.clamp(min={_EPSILON}))."
+    if source in RECTIFIERS:
+        return f"Use softplus, which is never 0, instead of {source}, or {name}(x.clamp(min={_EPSILON}))."
     return f"Keep 0 out of it: {name}(x.clamp(min={_EPSILON}))."
 
 
 def _masked_rows(context: ProblemContext, op: int) -> tuple[str, str]:
     """Rows of a softmax that are -Inf throughout."""
     stats = context.data.stats
-    row, made = _row(context, context.inputs(op)[0]), context.stat(context.outputs(op)[0])
-    if min(row, made) < 0 or not 0 < stats.nans[made] <= stats.infs[row]:  # of +Inf one makes a row NaN
+    row, result = _row(context, context.inputs(op)[0]), context.stat(context.outputs(op)[0])
+    if min(row, result) < 0 or not 0 < stats.nans[result] <= stats.infs[row]:  # a single +Inf makes a row NaN
         return "", ""
     module = context.module_type(context.module(op))
     if module == "MultiheadAttention" or "multi_head_attention" in context.written(op):

@@ -54,7 +54,11 @@ class Training:
 
     def _idle_in(self, top: int) -> Iterator[Idle]:
         """Those below a module, if any of it was trained: of two models trained in turn, only one is."""
-        infos = [(id, info) for id in self._below(top) for info in self._data.modules[id].parameters]
+        below = {top}
+        for id, row in enumerate(self._data.modules):  # a parent has a lower id
+            if row.parent in below:
+                below.add(id)
+        infos = [(id, info) for id in sorted(below) for info in self._data.modules[id].parameters]
         trainable = {
             info.key: (id, info) for id, info in reversed(infos) if info.trainable and not info.buffer
         }
@@ -65,14 +69,6 @@ class Training:
             values = self._values_of(info.key)
             if all(self._context.meta(value).type == "Tensor" for value in values):
                 yield Idle(info.name, info.path, module, values, bool(self._reads(values)))
-
-    def _below(self, top: int) -> list[int]:
-        """A module and all its submodules."""
-        below = {top}
-        for id, info in enumerate(self._data.modules):  # a parent has a lower id
-            if info.parent in below:
-                below.add(id)
-        return sorted(below)
 
     # -- parameters as values --------------------------------------------------------------------------
 
@@ -216,10 +212,10 @@ class Training:
             last = ops[-1]
             results = [value for op in ops for value in self._context.results(op) if value not in seen]
             for op in ops:
-                made = self._context.results(op)
-                if made and not any(map(self._floats, made)) and any(self.leads[value] for value in made):
+                own = self._context.results(op)
+                if own and not any(map(self._floats, own)) and any(self.leads[value] for value in own):
                     return op, True
-                wanting = op if any(self.wants[value] for value in made) else wanting
+                wanting = op if any(self.wants[value] for value in own) else wanting
             seen.update(results)
             ops = self._uses([value for value in results if self._floats(value)] or results)
         return (wanting if wanting >= 0 else last), False
@@ -257,13 +253,11 @@ class Training:
         numbered = info.path.rpartition(".")[2].isdigit() or (
             len(same_type) + 1 >= _COLLECTION and all(modules[id].path.startswith(stem) for id in siblings)
         )
-        return numbered and (not self._ran.isdisjoint(same_type) or self._draws(info.parent))
-
-    def _draws(self, module: int) -> bool:
-        """Whether the call that contains a module drew random numbers in its own code."""
-        call = self.nearest_call(module)
-        own = self._context.named(_DRAWS) & (self._data.ops.call == call)
-        return call >= 0 and bool(own.any())
+        if not numbered or not self._ran.isdisjoint(same_type):
+            return numbered
+        call = self.nearest_call(info.parent)  # it may draw random numbers in its own code
+        drawn = self._context.named(_DRAWS) & (self._data.ops.call == call)
+        return call >= 0 and bool(drawn.any())
 
     def nearest_call(self, module: int) -> int:
         """The first call of a module, or of its nearest parent that was called; else -1."""

@@ -54,32 +54,24 @@ def loss_not_finite(context: ProblemContext) -> Iterator[Finding]:
     curves = context.derived(TrainingCurves)
     norms = [("the norm of the gradients", -1, curves.norms)]
     losses = [("the loss", frame, curve) for frame, curve in curves.losses.items()]
-    bad = [(*each, _first_bad(each[2])) for each in (*losses, *norms)]
-    if not any(first for *_, first in bad) or any(first_non_finite.find(context)):
+    named = (each for each in (*losses, *norms) if not all(math.isfinite(number) for _, number in each[2]))
+    name, frame, curve = next(named, ("", -1, []))
+    bad = [(step.number, number) for step, number in curve if not math.isfinite(number)]
+    if not bad or any(first_non_finite.find(context)):
         return
     repair = "stats=True names the op that made the first one."
     if len(context.data.stats):
-        made = first_nonfinite(context.index)
+        source = first_nonfinite(context.index)
         repair = "No op that was measured made it: it was given to the run, or asked for."
-        repair = f"The first one was made by {context.at_line(made.op.id)}." if made is not None else repair
-    for what, frame, curve, first in bad:
-        if first is not None:
-            kinds = dict.fromkeys(number_text(abs(each)) for _, each in curve if not math.isfinite(each))
-            count = sum(not math.isfinite(each) for _, each in curve)
-            title = f"{what} is {' or '.join(kinds)} in {_steps_text(count, curve, first)}"
-            yield Finding(title, frame=frame, why=f"One step with it destroys the weights. {repair}")
-            return  # the others are a consequence
-
-
-def _first_bad(curve: Sequence[tuple[StepSummary, float]]) -> StepSummary | None:
-    return next((step for step, number in curve if not math.isfinite(number)), None)
-
-
-def _steps_text(count: int, curve: Sequence[tuple[StepSummary, float]], first: StepSummary) -> str:
-    """``3 of 9 steps, the first of them step 6``."""
+        if source is not None:
+            repair = f"The first one was made by {context.at_line(source.op.id)}."
+    kinds = dict.fromkeys(number_text(abs(number)) for _, number in bad)
+    count, first = len(bad), bad[0][0]
+    steps = f"{count:,} of {len(curve):,} steps, the first of them step {first}"
     if count == len(curve):
-        return f"all of {count:,} steps" if count > 1 else f"step {first.number}"
-    return f"{count:,} of {len(curve):,} steps, the first of them step {first.number}"
+        steps = f"all of {count:,} steps" if count > 1 else f"step {first}"
+    title = f"{name} is {' or '.join(kinds)} in {steps}"  # others that are not finite are a consequence
+    yield Finding(title, frame=frame, why=f"One step with it destroys the weights. {repair}")
 
 
 @check(
