@@ -183,14 +183,14 @@ def _own_costs(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
         time=in_calls + over_ops(ops.duration, _FORWARD, leaf & (ops.call < 0)),
         backward_time=over_ops(ops.duration, _BACKWARD),
         recompute_time=over_ops(ops.duration, _RECOMPUTE),
-        memory=over_ops(made_bytes(data), _FORWARD, every),
+        memory=over_ops(created_bytes(data), _FORWARD, every),
         device_time=over_ops(device, _FORWARD, every),
         backward_device_time=over_ops(device, _BACKWARD, every),
         recompute_device_time=over_ops(device, _RECOMPUTE, every),
     )
 
 
-def made_bytes(data: TraceData) -> I64:
+def created_bytes(data: TraceData) -> I64:
     """For each op the bytes of the storages it made; a storage counts for its first op."""
     values = data.values
     ids = np.flatnonzero(values.storage >= 0)

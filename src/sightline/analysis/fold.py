@@ -376,6 +376,7 @@ class Variation:
         return tensor_text(sizes, first.dtype, first.device, first.layout)
 
     def _form_key(self, form: int, result: bool) -> tuple[Hashable, Varying]:
+        """A key of arguments, or of a result, without the numbers in it, and the numbers."""
         if form < 0:
             return (), ((), ())
         if (form, result) not in self._forms:

@@ -53,7 +53,7 @@ class LineageStep:
 class OriginStep:
     """Where something about a value began: ``size 61`` at ``Tensor.unfold``, with the shortest path to it."""
 
-    what: str
+    trait: str
     path: tuple[int, ...]  #: from the value back to the first one that has it
     name: str  #: of the op that made the last one; empty for a leaf
     file: str
@@ -206,12 +206,12 @@ class _LineageBuilder:
         for each in lineage_origins(self._index, self._producers, self._value):
             producer = each.producer
             if producer == NO_PRODUCER:
-                yield OriginStep(each.what, each.path, "", "", 0, ())
+                yield OriginStep(each.trait, each.path, "", "", 0, ())
                 continue
             op, call = self._producers.head(producer), self._producers.call(producer)
             name, _, _ = self._labels(producer, op, call)
             file, line, _, _ = self._line(op, call)
-            yield OriginStep(each.what, each.path, name, file, line, each.sources)
+            yield OriginStep(each.trait, each.path, name, file, line, each.sources)
 
     def _sources(self, producer: int) -> tuple[list[int], list[int]]:
         """The values to follow, and those that a backward op only read from the forward pass."""
@@ -373,7 +373,7 @@ _FLOATING: Final = ("float", "bfloat")
 class LineageOrigin:
     """One thing about a value, and the shortest path back to where it began."""
 
-    what: str  #: ``NaN``, ``f32`` or ``size 61``
+    trait: str  #: ``NaN``, ``f32`` or ``size 61``
     path: tuple[int, ...]  #: the value, those in between, and the first one for which it holds
     producer: int  #: of the last one
     sources: tuple[int, ...]  #: the inputs of that one's producer
@@ -433,7 +433,7 @@ def _size_origins(index: Index, producers: Producers, value: int) -> list[Lineag
 def _origin(
     producers: Producers,
     value: int,
-    what: str,
+    trait: str,
     holds: Callable[[int], bool],
     begins: Callable[[list[int]], bool] = lambda _: False,
 ) -> LineageOrigin | None:
@@ -452,7 +452,7 @@ def _origin(
             path = [one]
             while came_from[path[-1]] >= 0:
                 path.append(came_from[path[-1]])
-            return LineageOrigin(what, tuple(reversed(path)), producer, tuple(sources))
+            return LineageOrigin(trait, tuple(reversed(path)), producer, tuple(sources))
         for source in before:
             if source not in came_from:
                 came_from[source] = one

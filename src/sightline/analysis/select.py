@@ -133,6 +133,7 @@ class Selection:
 
 
 def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
+    """The ops whose names match a glob; an error with the nearest names if there are none."""
     ops = index.raw.ops
     matched = np.zeros(len(ops), dtype=np.bool_)
     all_names: list[str] = []

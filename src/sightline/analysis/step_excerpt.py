@@ -108,6 +108,7 @@ class _Excerpt:
         )  # fmt: skip
 
     def _info(self) -> dict[str, Any]:
+        """The entries of ``info`` that hold for the span, with its name and length."""
         at_run_end = self._span.end_op == len(self._data.ops)
         dropped = (*_WHOLE_RUN_KEYS, *(() if at_run_end else _RUN_END_KEYS))
         info = {key: item for key, item in self._data.info.items() if key not in dropped}

@@ -219,9 +219,8 @@ class _ScalarReader:
                 losses.append(tuple(known))
                 first_op, first_value = roots[0]
                 update = int(np.searchsorted(begins, first_op, side="right")) - 1
-                in_update = update >= 0 and bool(
-                    first_op < ends[update]
-                )  # each loss of a closure is evaluated by itself
+                # Each loss of an optimizer's closure is an evaluation of its own.
+                in_update = update >= 0 and bool(first_op < ends[update])
                 frame, divisors = self._frames[line], self._divisors(first_value)
                 passes.append(BackwardPasses(frame, len(roots), len(known), *divisors, not in_update))
         return tuple(losses), tuple(passes)

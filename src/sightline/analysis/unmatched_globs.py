@@ -69,7 +69,7 @@ def left_out_text(info: Mapping[str, Any]) -> str:
     return f"{count:,} left out" + (f" by max_bytes={limit:,}" if isinstance(limit, int) else "")
 
 
-def measured_nothing(data: TraceData) -> str:
+def missing_statistics_text(data: TraceData) -> str:
     """Why a recording has no statistics: none were requested, or their globs matched nothing."""
     wrong = [str(each) for each in unmatched(data) if each.written.startswith("Stats")]
     return "; ".join(wrong) or 'record with stats=True or check="nonfinite"'

@@ -40,7 +40,7 @@ def assigned_name(
 
     ``path`` leads to the tensor in the result: ``""`` for the result itself, ``[1]`` for its second item.
     """
-    target = _read(lines.text(file)).targets.get((line, end_line, column, end_column))
+    target = _parse_source(lines.text(file)).targets.get((line, end_line, column, end_column))
     while target is not None and not isinstance(target, str):
         item = _ITEM.match(path)
         if item is None or int(item[1]) >= len(target):
@@ -62,7 +62,7 @@ def root_names(index: Index) -> dict[int, str]:
         name = None
         if frame >= 0:
             lines, file, line, end_line, column, end_column = _position(index, frame)
-            name = _read(lines.text(file)).called.get((line, end_line, column, end_column))
+            name = _parse_source(lines.text(file)).called.get((line, end_line, column, end_column))
         called.setdefault(int(data.calls.module[call]), set()).add(name)
     names = {module: next(iter(each)) for module, each in called.items() if len(each) == 1}
     known = {module: name for module, name in names.items() if name is not None}
@@ -182,7 +182,7 @@ def _returns(
     name: str | None = None,
 ) -> bool:  # fmt: skip
     """Whether a function returns the expression at a position, or the variable it is assigned to."""
-    source = _read(lines.text(file))
+    source = _parse_source(lines.text(file))
     if (line, end_line, column, end_column) in source.returned:
         return True
     enclosing = [each for each in source.functions if each[0] <= line <= each[1]]
@@ -190,7 +190,8 @@ def _returns(
 
 
 @lru_cache(maxsize=256)
-def _read(text: str) -> _Source:
+def _parse_source(text: str) -> _Source:
+    """The assignments, returns and calls of a text; empty if it cannot be parsed."""
     tree = syntax_tree(text)
     if tree is None:
         return _Source()
@@ -227,6 +228,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, Target]]:
 
 
 def _pairs(value: ast.expr, target: Target | None) -> Iterator[tuple[ast.expr, Target]]:
+    """A value and its target; those of the parts where both are tuples of one length."""
     if target is None:
         return
     if isinstance(value, ast.Tuple | ast.List) and isinstance(target, tuple):
@@ -238,6 +240,7 @@ def _pairs(value: ast.expr, target: Target | None) -> Iterator[tuple[ast.expr, T
 
 
 def _target(node: ast.expr) -> Target | None:
+    """The name that an expression assigns to or calls, ``self.x``, or a tuple of names; else None."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -61,7 +61,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     gradients.unused_parameter,
     training_loop.parameters_without_optimizer,
     run_modes.training_mode_in_evaluation,
-    run_modes.training_mode_of_what_is_not_trained,
+    run_modes.training_mode_of_untrained_model,
     run_modes.evaluation_mode_in_training,
     run_modes.dropout_in_evaluation,
     training_loop.scheduler_out_of_order,
@@ -104,7 +104,7 @@ def find(index: Index) -> list[Problem]:
 class Gap:
     """Something that no check could look at."""
 
-    what: str  #: in a few words, to end a sentence; empty where there was nothing to look at
+    subject: str  #: in a few words, to end a sentence; empty where there was nothing to look at
     text: str  #: a sentence, with the option that would record it
 
 
@@ -154,12 +154,12 @@ def gaps(index: Index) -> list[Gap]:
     return result
 
 
-def not_looked_at(index: Index) -> list[str]:
+def gap_texts(index: Index) -> list[str]:
     """A sentence for each gap of this recording, with the option that would record it."""
     return [gap.text for gap in gaps(index)]
 
 
-def looked_for() -> str:
+def kinds_text() -> str:
     """The kinds of problems that the checks look for, in one sentence."""
     return (
         f"{len(KINDS)} kinds: numbers that are not finite, gradients, losses and their targets, the training "
@@ -177,7 +177,7 @@ __all__ = [
     "Problem",
     "Severity",
     "find",
+    "gap_texts",
     "gaps",
-    "looked_for",
-    "not_looked_at",
+    "kinds_text",
 ]

@@ -11,7 +11,7 @@ from typing import Final
 
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check, names_text
-from sightline.analysis.problems.trained_parameters import Idle, Training
+from sightline.analysis.problems.trained_parameters import IdleParameter, Training
 from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.notation import number_text
 
@@ -28,7 +28,7 @@ def unused_parameter(context: ProblemContext) -> Iterator[Finding]:
     dropped layer, which is no problem.
     """
     training = context.derived(Training)
-    unused: dict[tuple[int, bool], list[Idle]] = {}
+    unused: dict[tuple[int, bool], list[IdleParameter]] = {}
     for idle in training.idle:
         missed = training.not_called(idle.module)
         if not idle.used and not any(map(training.is_alternative, missed)):
@@ -106,7 +106,7 @@ def _repair(context: ProblemContext, op: int) -> str:
 def cut_gradient(context: ProblemContext) -> Iterator[Finding]:
     """A trainable parameter whose way to the loss leads only through ``detach`` or a ``no_grad`` block."""
     training = context.derived(Training)
-    cuts: dict[int, list[Idle]] = {}
+    cuts: dict[int, list[IdleParameter]] = {}
     for idle in training.idle:
         op = training.cut(idle) if idle.used else -1
         if op >= 0:  # the ops of one line, such as those of a layer, are one cut
@@ -126,14 +126,19 @@ def cut_gradient(context: ProblemContext) -> Iterator[Finding]:
             yield replace(finding, why=why)
 
 
-def _by_module(parameters: Iterable[Idle]) -> Iterator[tuple[int, list[Idle]]]:
+def _by_module(parameters: Iterable[IdleParameter]) -> Iterator[tuple[int, list[IdleParameter]]]:
     """Parameters, grouped by module."""
     for module, group in groupby(sorted(parameters, key=lambda idle: idle.module), lambda idle: idle.module):
         yield module, list(group)
 
 
 def _finding(
-    context: ProblemContext, module: int, parameters: Sequence[Idle], fate: str, frame: int, op: int = -1
+    context: ProblemContext,
+    module: int,
+    parameters: Sequence[IdleParameter],
+    fate: str,
+    frame: int,
+    op: int = -1,
 ) -> Finding:
     """A finding about parameters of a module: ``weight, bias of Linear were never used``."""
     verb = "was" if len(parameters) == 1 else "were"

@@ -45,6 +45,7 @@ def deprecated(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _findings(context: ProblemContext, deprecations: bool) -> Iterator[Finding]:
+    """The warnings that are deprecations, or those that are not, except those that a check explains."""
     rows, loop = context.data.info.get("warnings"), context.derived(LoopRecord)
     known_order = bool(loop.steps and loop.schedulers)
     for row in rows if isinstance(rows, list) else ():

@@ -130,7 +130,7 @@ def _in_training_mode(
     "Call model.eval() before.",
     Confidence.GUESS,
 )
-def training_mode_of_what_is_not_trained(context: ProblemContext) -> Iterator[Finding]:
+def training_mode_of_untrained_model(context: ProblemContext) -> Iterator[Finding]:
     """A model that nothing trains runs without gradients in training mode: all of a program, or a teacher."""
     record, modes = context.derived(LoopRecord), context.derived(RunModes)
     data, calls = context.data, context.data.calls

@@ -24,7 +24,7 @@ _COLLECTION: Final = 4  #: so many siblings that differ only in a number are a c
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleParameter:
     """A trainable parameter that got no gradient."""
 
     name: str  #: inside its module
@@ -42,7 +42,7 @@ class Training:
         self._data = context.data
 
     @cached_property
-    def idle(self) -> tuple[Idle, ...]:
+    def idle(self) -> tuple[IdleParameter, ...]:
         """Trainable parameters without a gradient; none where the recording cannot tell."""
         ops = self._data.ops
         if not (self._context.complete and (self._context.aten & (ops.phase == BACKWARD)).any()):
@@ -52,7 +52,7 @@ class Training:
         by_path = {idle.path: idle for top in tops for idle in self._idle_in(top)}
         return tuple(by_path.values())
 
-    def _idle_in(self, top: int) -> Iterator[Idle]:
+    def _idle_in(self, top: int) -> Iterator[IdleParameter]:
         """Those below a module, if any of it was trained: of two models trained in turn, only one is."""
         below = {top}
         for id, row in enumerate(self._data.modules):  # a parent has a lower id
@@ -68,7 +68,7 @@ class Training:
         for module, info in reversed(missing.values()):
             values = self._values_of(info.key)
             if all(self._context.meta(value).type == "Tensor" for value in values):
-                yield Idle(info.name, info.path, module, values, bool(self._reads(values)))
+                yield IdleParameter(info.name, info.path, module, values, bool(self._reads(values)))
 
     # -- parameters as values --------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Training:
         writers = set(self._data.values.producer[list(values)].tolist())
         return [op for op in self._uses(values) if op not in writers]
 
-    def uses(self, idle: Idle) -> list[int]:
+    def uses(self, idle: IdleParameter) -> list[int]:
         """The forward ops that read a parameter."""
         return self._reads(idle.values)
 
@@ -145,7 +145,7 @@ class Training:
     def cut_of(self, name: str) -> int:
         """The op after which the branch of a parameter goes on without gradients, or -1: see `cut`."""
         values = self._values_of(self._keys[name]) if name in self._keys else ()
-        return self.cut(Idle(name, name, -1, values, used=True))
+        return self.cut(IdleParameter(name, name, -1, values, used=True))
 
     @cached_property
     def _reached(self) -> tuple[list[bool], list[bool]]:
@@ -185,7 +185,7 @@ class Training:
         """For every value, whether it led to something a backward pass saw."""
         return self._reached[1]
 
-    def cut(self, idle: Idle) -> int:
+    def cut(self, idle: IdleParameter) -> int:
         """The op after which a parameter's branch goes on towards the loss without gradients, or -1."""
         floating, leads = self._context.floating, self._reached[1]
         seen, ops = set(idle.values), self._reads(idle.values)
@@ -200,7 +200,7 @@ class Training:
             ops = self._uses(list(dict.fromkeys(after)))
         return -1
 
-    def branch_end(self, idle: Idle) -> tuple[int, bool]:
+    def branch_end(self, idle: IdleParameter) -> tuple[int, bool]:
         """The op at which the branch of a parameter ends, and whether the loss is computed from its result.
 
         It then has no gradient to pass on, as of whole numbers. Else it is the last op whose result requires
