@@ -202,7 +202,7 @@ def equal_scopes(data: TraceData, costs: Costs, own_ops: Mapping[int, OwnOps]) -
 
 
 def _own_key(data: TraceData, costs: Costs, own: OwnOps | None, scope: int) -> Hashable:
-    """Everything that is shown of one scope except its name and its times."""
+    """Everything shown of one scope except its name and its times."""
     row = costs.scopes.rows[scope]
     if row.module == OUTSIDE:
         return scope  # there is only one

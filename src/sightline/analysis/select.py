@@ -262,7 +262,7 @@ def model_part(index: Index) -> ModelPart:
 
 
 def _frame_kinds(data: TraceData) -> tuple[Mask, Mask, Mask, Mask]:
-    """Per frame: whether it builds a model, is in an installed package, is called by one, or decorates.
+    """For each frame: whether it builds a model, is in an installed package, is called by one, or decorates.
 
     Calls through torch count as the package's. Decorators are functions inside functions of packages.
     """

@@ -226,7 +226,7 @@ class _ScalarReader:
         return tuple(losses), tuple(passes)
 
     def _divisors(self, root: int) -> tuple[float, float]:
-        """By how much a loss had been divided when it was read, and by how much it is divided after that."""
+        """The divisor of a loss when it was read, and the further divisor before its backward pass."""
         chain = self._same_number(root)
         shown = next((at for at, value in enumerate(chain) if value in self._read), None)
         if shown is None:

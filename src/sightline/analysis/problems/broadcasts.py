@@ -62,27 +62,25 @@ def rows_against_columns(context: ProblemContext) -> Iterator[Finding]:
         reduction = _row_reduction(context, narrow)
         if reduction < 0:
             continue
-        if _same_origin(context, context.inputs(reduction)[0], wide) or _has_features(context, wide):
-            # At the line that lost the dimension, or at the op's if that is a line of a library.
-            at = op if context.own_place(int(context.frames[reduction])) else reduction
-            names = {each: context.written(each).rpartition(".")[2] for each in (reduction, op)}
-            dropped, applied = (
-                name if context.line(each) == context.line(at) else context.at_line(each)
-                for each, name in names.items()
-            )
-            title = (
-                f"{dropped} drops the last dimension of {context.meta(context.inputs(reduction)[0])}: "
-                f"{applied} of {context.meta(wide)} and {context.meta(narrow)} then applies the number of "
-                "each row to a column"
-            )
-            repairs = {"squeeze": "Drop the squeeze", "select": "Index with a range (x[:, 2:3] for x[:, 2])"}
-            how = repairs.get(context.name(reduction), f"Give {names[reduction]} keepdim=True")
-            rows = context.meta(context.outputs(reduction)[0]).shape[0]
-            why = (
-                f"It runs only because there are as many rows as columns. {how}, so that it stays "
-                f"[{rows}, 1]."
-            )
-            yield context.finding(title, at, narrow, why)
+        if not (_same_origin(context, context.inputs(reduction)[0], wide) or _has_features(context, wide)):
+            continue
+        # At the line that lost the dimension, or at the op's if that is a line of a library.
+        at = op if context.own_place(int(context.frames[reduction])) else reduction
+        names = {each: context.written(each).rpartition(".")[2] for each in (reduction, op)}
+        dropped, applied = (
+            name if context.line(each) == context.line(at) else context.at_line(each)
+            for each, name in names.items()
+        )
+        title = (
+            f"{dropped} drops the last dimension of {context.meta(context.inputs(reduction)[0])}: "
+            f"{applied} of {context.meta(wide)} and {context.meta(narrow)} then applies the number of "
+            "each row to a column"
+        )
+        repairs = {"squeeze": "Drop the squeeze", "select": "Index with a range (x[:, 2:3] for x[:, 2])"}
+        how = repairs.get(context.name(reduction), f"Give {names[reduction]} keepdim=True")
+        rows = context.meta(context.outputs(reduction)[0]).shape[0]
+        why = f"It runs only because there are as many rows as columns. {how}, so that it stays [{rows}, 1]."
+        yield context.finding(title, at, narrow, why)
 
 
 def _row_reduction(context: ProblemContext, value: int) -> int:
@@ -170,7 +168,7 @@ def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
         broadcast = _broadcast_shape(context.meta(column).shape, context.meta(row).shape)
         if broadcast is None or not _becomes_loss(context, op):
             continue
-        if not _is_by_accident(context, op, column, row):
+        if not _is_accidental(context, op, column, row):
             continue
         operands = " and ".join(str(context.meta(value)) for value in pair)
         wide, narrow = context.meta(column), context.meta(row)
@@ -235,7 +233,7 @@ def _before_expand(context: ProblemContext, op: int, value: int) -> int:
     return context.inputs(producer)[0] if together else value
 
 
-def _is_by_accident(context: ProblemContext, op: int, column: int, row: int) -> bool:
+def _is_accidental(context: ProblemContext, op: int, column: int, row: int) -> bool:
     """Whether nothing shows that a matrix of all pairs is meant.
 
     torch's own losses never mean one. Parts of one tensor, ``x[:, :1] - x[:, 0]``, are a distance of all

@@ -178,7 +178,7 @@ class ProblemContext:
 
     @cached_property
     def gap(self) -> str:
-        """Why not everything that ran is known, to begin a sentence with; "" where it is."""
+        """The reason that the recording is incomplete, to begin a sentence; empty if it is complete."""
         ops, info = self.data.ops, self.data.info
         # A checkpoint ends its second forward with an exception, as soon as it has what it needs.
         raised = ((ops.flags & RAISED) != 0) & (ops.phase != PHASES.index("recompute"))

@@ -48,7 +48,7 @@ def not_deterministic(context: ProblemContext) -> Iterator[Finding]:
     calls, modes = context.data.calls, context.derived(RunModes)
     drops = set(modes.drops.tolist())
     pairs = 0
-    for group in _same_inputs(context, modes.tops).values():
+    for group in _same_inputs(context, modes.outermost).values():
         for call in group[1:]:
             pairs += 1
             if pairs > _MAX_PAIRS:
@@ -73,11 +73,11 @@ def not_deterministic(context: ProblemContext) -> Iterator[Finding]:
             yield context.finding(title, op, difference.value, why)
 
 
-def _same_inputs(context: ProblemContext, tops: list[int]) -> dict[tuple[int, ...], list[int]]:
+def _same_inputs(context: ProblemContext, outermost: list[int]) -> dict[tuple[int, ...], list[int]]:
     """The calls from outside by module and inputs: the same tensors, or tensors with equal fingerprints."""
     calls, prints = context.data.calls, context.data.stats.fingerprint
     groups: dict[tuple[int, ...], list[int]] = {}
-    for call in tops if len(context.data.stats) else ():
+    for call in outermost if len(context.data.stats) else ():
         inputs = calls.inputs_of(call)
         rows = [context.stat(value) for value in inputs]
         keys = [

@@ -54,7 +54,7 @@ def accidental_upcast(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _upcast_finding(context: ProblemContext, op: int, low: int, single: int, spread: str) -> Finding:
-    """At the line that makes the float32 tensor an attribute, if the recording has it; else at the op."""
+    """A finding at the line that makes the float32 tensor an attribute, if it is known; else at the op."""
     dtype, name = context.meta(low).dtype, context.index.name(context.data.values.name[single])
     source = f" ({context.kind(single)} {name})" if name else ""
     operands = f"{context.meta(low)} and {context.meta(single)}{source}"

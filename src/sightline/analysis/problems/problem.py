@@ -152,7 +152,7 @@ def merge_findings(context: ProblemContext, findings: Iterable[tuple[Check, Find
 
 
 def _steps(context: ProblemContext, ops: list[int]) -> tuple[int, int] | None:
-    """In how many training steps ops ran, and how many there are; None with fewer than two of them."""
+    """The number of training steps that ops ran in, and of all; None with fewer than two ops or steps."""
     steps = innermost_steps(context.index.step_infos)
     if len(ops) < 2 or len(steps) < 2:
         return None

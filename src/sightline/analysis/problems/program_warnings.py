@@ -30,7 +30,7 @@ _NEARBY: Final = 4  #: ops before and after a warning that may have caused it
     "It was shown while the line ran, and the program went on. Its text says what to do.",
 )
 def warned(context: ProblemContext) -> Iterator[Finding]:
-    """A warning about what the run does, with the op during which it was shown."""
+    """A warning about the run itself, with the op during which it was shown."""
     yield from _findings(context, deprecations=False)
 
 
@@ -40,7 +40,7 @@ def warned(context: ProblemContext) -> Iterator[Finding]:
     "It is about versions of packages, not about this run.",
 )
 def deprecated(context: ProblemContext) -> Iterator[Finding]:
-    """A warning that something will change or go."""
+    """A warning that something will change or be removed."""
     yield from _findings(context, deprecations=True)
 
 

@@ -27,7 +27,7 @@ class RunModes:
     def __init__(self, context: ProblemContext) -> None:
         self._context = context
         calls = context.data.calls
-        self.tops: list[int] = np.flatnonzero((calls.parent < 0) & (calls.phase == FORWARD)).tolist()
+        self.outermost: list[int] = np.flatnonzero((calls.parent < 0) & (calls.phase == FORWARD)).tolist()
         self.drops = np.flatnonzero(_drops(context))
         self.norms = np.flatnonzero(_norms(context))
 
@@ -94,7 +94,7 @@ def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
         return
     calls, first = context.data.calls, min(step.position for step in record.steps)
     leads = context.derived(Training).leads
-    for call in modes.tops:
+    for call in modes.outermost:
         flags = int(calls.flags[call])
         if not (flags & NO_GRAD and flags & TRAINING) or int(calls.first_op[call]) < first:
             continue
@@ -139,7 +139,7 @@ def training_mode_of_untrained_model(context: ProblemContext) -> Iterator[Findin
         return
     leads = context.derived(Training).leads if trains else None
     changed: dict[int, bool] = {}
-    for call in modes.tops:
+    for call in modes.outermost:
         flags, root = int(calls.flags[call]), int(calls.module[call])
         if not (flags & NO_GRAD and flags & TRAINING):
             continue
@@ -184,7 +184,7 @@ def _is_repeated(context: ProblemContext, record: LoopRecord, call: int) -> bool
         inputs = calls.inputs_of(one)
         return int(calls.module[one]), bisect_right(steps, int(calls.first_op[one])), *inputs
 
-    return sum(key(other) == key(call) for other in modes.tops) > 1
+    return sum(key(other) == key(call) for other in modes.outermost) > 1
 
 
 @check(
@@ -201,7 +201,7 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
     calls = context.data.calls
     leads = context.derived(Training).leads
     by_root: dict[int, list[int]] = {}
-    for call in modes.tops:
+    for call in modes.outermost:
         if not int(calls.flags[call]) & NO_GRAD and any(
             leads[value] for value in call_outputs(context, call)
         ):

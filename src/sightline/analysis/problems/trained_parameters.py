@@ -7,7 +7,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -49,26 +49,25 @@ class Training:
             return ()
         calls = self._data.calls
         tops = np.unique(calls.module[(calls.parent < 0) & (calls.phase == FORWARD)]).tolist()
-        by_path = {idle.path: idle for top in tops for idle in self._idle_in(top)}
+        by_path: dict[str, IdleParameter] = {}
+        for top in tops:
+            below = {top}
+            for id, module in enumerate(self._data.modules):  # a parent has a lower id
+                if module.parent in below:
+                    below.add(id)
+            infos = [(id, info) for id in sorted(below) for info in self._data.modules[id].parameters]
+            trainable = {
+                info.key: (id, info) for id, info in reversed(infos) if info.trainable and not info.buffer
+            }
+            missing = [owner for key, owner in trainable.items() if not self._has_gradient(key)]
+            if len(missing) == len(trainable):  # of two models trained in turns, only one is trained here
+                continue
+            for id, info in reversed(missing):
+                values = self._values_of(info.key)
+                if all(self._context.meta(value).type == "Tensor" for value in values):
+                    used = bool(self._reads(values))
+                    by_path[info.path] = IdleParameter(info.name, info.path, id, values, used)
         return tuple(by_path.values())
-
-    def _idle_in(self, top: int) -> Iterator[IdleParameter]:
-        """Those below a module, if any of it was trained: of two models trained in turn, only one is."""
-        below = {top}
-        for id, row in enumerate(self._data.modules):  # a parent has a lower id
-            if row.parent in below:
-                below.add(id)
-        infos = [(id, info) for id in sorted(below) for info in self._data.modules[id].parameters]
-        trainable = {
-            info.key: (id, info) for id, info in reversed(infos) if info.trainable and not info.buffer
-        }
-        missing = {key: owner for key, owner in trainable.items() if not self._has_gradient(key)}
-        if len(missing) == len(trainable):
-            return
-        for module, info in reversed(missing.values()):
-            values = self._values_of(info.key)
-            if all(self._context.meta(value).type == "Tensor" for value in values):
-                yield IdleParameter(info.name, info.path, module, values, bool(self._reads(values)))
 
     # -- parameters as values --------------------------------------------------------------------------
 
