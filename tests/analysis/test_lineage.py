@@ -1,4 +1,4 @@
-"""What a value came from: which steps are told, in which order, and what is only counted."""
+"""The lineage of a value: which steps are listed, in which order, and which are only counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left out of the view of a script: what builds the model, and what a trainer does around it."""
+"""Ops left out of the view of a script: those that build the model, and those of a trainer around it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.analysis.problems import CHECKS, KINDS, Problem, Severity, find, not_looked_at
+from sightline.analysis.problems import CHECKS, KINDS, Problem, Severity, find, gap_texts
 from sightline.api import Trace
 from sightline.data.forms import Symbol
 from sightline.data.trace_data import UNFINISHED, OpColumns, ParameterInfo, StatColumns, TraceData
@@ -267,7 +267,7 @@ def test_odd_traces_are_no_reason_to_fail(make: Callable[[], Trace]) -> None:
     trace = make()
     for problem in find(trace.index):
         assert problem.kind in KINDS
-    assert not_looked_at(trace.index)
+    assert gap_texts(trace.index)
 
 
 def test_an_unfinished_backward_says_nothing_about_gradients() -> None:
@@ -287,7 +287,7 @@ def test_an_unfinished_backward_says_nothing_about_gradients() -> None:
     flags[-1] |= UNFINISHED
     running = Trace(replace(trace.data, ops=replace(trace.data.ops, flags=flags)))
     assert find(running.index) == []
-    assert "the recording ended inside an op or a call: parameters without" in not_looked_at(running.index)[0]
+    assert "the recording ended inside an op or a call: parameters without" in gap_texts(running.index)[0]
 
 
 @pytest.mark.parametrize(

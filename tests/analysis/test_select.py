@@ -1,4 +1,4 @@
-"""The common filters: what they match, and what they say when they match nothing."""
+"""The common filters: their matches, and their errors when they match nothing."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_fl
 
 import sightline as sl
 from sightline.analysis.cost import cost_of, uncounted
-from sightline.analysis.problems import not_looked_at
+from sightline.analysis.problems import gap_texts
 from sightline.recording.flop_formulas import FORMULAS, multiplies
 from tests.recording.engines import BOTH_ENGINES, needs_native
 
@@ -455,4 +455,4 @@ def test_a_checkpoint_that_stops_early_does_no_more_products(engine: Any) -> Non
     with sl.trace(block, engine=engine) as t:
         step()
     assert sum(op.flops or 0 for op in t.ops) == counter.get_total_flops()
-    assert not any("parameters without a gradient" in gap for gap in not_looked_at(t.index))
+    assert not any("parameters without a gradient" in gap for gap in gap_texts(t.index))

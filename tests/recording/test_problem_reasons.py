@@ -1,4 +1,4 @@
-"""The reason that a problem gives is one that the recording shows: never only what is usual."""
+"""The reason that a problem gives is one that the recording shows, never only the usual one."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ QUIRKS: dict[str, set[tuple[str, str]]] = {
     },
 }  # fmt: skip
 
-#: Enough kinds of code for what is cheaper than everything.
+#: Enough kinds of code for tests that need not run all of it.
 LOW = ("gpt2", "llama", "gemma", "mixtral", "mamba", "bert", "t5", "vit", "resnet", "whisper")
 
 

@@ -202,7 +202,7 @@ def test_steps_of_an_optimizer_are_healthy() -> None:
 
 
 def test_one_half_of_a_pair_in_its_turn() -> None:
-    """A discriminator is trained on what a generator makes: the generator has its own turn."""
+    """A discriminator is trained on the results of a generator: the generator has its own turn."""
     generator, critic = nn.Linear(8, 8), nn.Linear(8, 1)
     with sl.trace() as t:
         critic(generator(torch.randn(BATCH, 8)).detach()).mean().backward()

@@ -68,7 +68,7 @@ def cost_of(data: TraceData, device: I64 | None = None) -> Costs:
     """The cost of every module of a recording; ``device`` is the device time of each op itself."""
     scopes = scopes_of(data)
     device = np.zeros(len(data.ops), dtype=np.int64) if device is None else device
-    own = _own(data, scopes, device)
+    own = _own_costs(data, scopes, device)
     ends = np.array([scope.end for scope in scopes.rows], dtype=np.int64)
     total = CostTally(
         **{column.name: _inclusive(getattr(own, column.name), ends) for column in fields(CostTally)}
@@ -163,7 +163,8 @@ def uncounted_text(missed: dict[str, int]) -> str:
     return f"not counted: {', '.join(names[:_MAX_NAMED] + more)}" if names else ""
 
 
-def _own(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
+def _own_costs(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
+    """The costs of each scope itself, without those inside it."""
     ops, count = data.ops, len(scopes.rows)
     scope, leaf = op_scopes(data, scopes), leaf_ops(data)
     every = np.ones(len(ops), dtype=bool)
@@ -173,34 +174,30 @@ def _own(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
         return _sum_by(scope[picked], amount[picked], count)
 
     flops = np.maximum(ops.flops, 0)
+    forward = data.calls.phase == _FORWARD
+    in_calls = _sum_by(scopes.of_call[forward], exclusive_call_times(data)[forward], count)
     return CostTally(
         flops=over_ops(flops, _FORWARD),
         backward_flops=over_ops(flops, _BACKWARD),
         recompute_flops=over_ops(flops, _RECOMPUTE),
-        time=_call_times(data, scopes) + over_ops(ops.duration, _FORWARD, leaf & (ops.call < 0)),
+        time=in_calls + over_ops(ops.duration, _FORWARD, leaf & (ops.call < 0)),
         backward_time=over_ops(ops.duration, _BACKWARD),
         recompute_time=over_ops(ops.duration, _RECOMPUTE),
-        memory=over_ops(made_bytes(data), _FORWARD, every),
+        memory=over_ops(created_bytes(data), _FORWARD, every),
         device_time=over_ops(device, _FORWARD, every),
         backward_device_time=over_ops(device, _BACKWARD, every),
         recompute_device_time=over_ops(device, _RECOMPUTE, every),
     )
 
 
-def _call_times(data: TraceData, scopes: Scopes) -> I64:
-    """Time of the scopes' forward calls, without the calls inside them."""
-    own, forward = exclusive_call_times(data), data.calls.phase == _FORWARD
-    return _sum_by(scopes.of_call[forward], own[forward], len(scopes.rows))
-
-
-def made_bytes(data: TraceData) -> I64:
+def created_bytes(data: TraceData) -> I64:
     """For each op the bytes of the storages it made; a storage counts for its first op."""
     values = data.values
     ids = np.flatnonzero(values.storage >= 0)
     storages, first = np.unique(values.storage[ids], return_index=True)
     producers = values.producer[ids[first]]
-    made = producers >= 0  # others are inputs and parameters
-    return _sum_by(producers[made], data.storages[storages[made]], len(data.ops))
+    created = producers >= 0  # others are inputs and parameters
+    return _sum_by(producers[created], data.storages[storages[created]], len(data.ops))
 
 
 def _sum_by(keys: I32, amounts: I64, count: int) -> I64:

@@ -8,7 +8,7 @@ From one run of a loop to the next sizes of a batch differ, a learning rate, a n
 `fold_alike` folds ops that differ only in such numbers, and `Variation` writes several of them as one:
 ``f32[1, 5…9, 64]``, ``lr=5e-05…4e-06``. Sizes of weights do not count: layers of different widths stay apart.
 
-What is folded is decided by each view: `sightline.views.code_fold`, `sightline.views.log_fold`,
+Each view decides which ops it folds: `sightline.views.code_fold`, `sightline.views.log_fold`,
 `sightline.graph.fold` and `sightline.page.tree`.
 """
 
@@ -40,7 +40,7 @@ class Repeat:
     count: int
 
 
-#: A position in the sequence, or a repeat of what starts there.
+#: A position in the sequence, or a repeat that starts there.
 Node = int | Repeat
 
 
@@ -110,7 +110,18 @@ def _best_runs(runs: list[tuple[int, int, int]], prefer: Start) -> list[tuple[in
     taken: list[tuple[int, int, int]] = []  # (start, end, period), apart from each other, sorted
     while heap:
         _, start, end, period = heapq.heappop(heap)
-        pieces = _free(taken, start, end)
+        index = bisect_left(taken, (start, 0, 0))
+        if index and taken[index - 1][1] > start:
+            index -= 1
+        pieces: list[tuple[int, int]] = []  # the parts of the run that no taken one covers
+        at = start
+        while index < len(taken) and taken[index][0] < end:
+            if taken[index][0] > at:
+                pieces.append((at, taken[index][0]))
+            at = max(at, taken[index][1])
+            index += 1
+        if at < end:
+            pieces.append((at, end))
         if pieces == [(start, end)]:
             later = prefer(start, period)
             start += later if end - start - later >= 2 * period else 0
@@ -120,23 +131,6 @@ def _best_runs(runs: list[tuple[int, int, int]], prefer: Start) -> list[tuple[in
             if right - left >= 2 * period:
                 heapq.heappush(heap, (-_saving(left, right, period), left, right, period))
     return [(start, period, (end - start) // period) for start, end, period in taken]
-
-
-def _free(taken: list[tuple[int, int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of [start, end) that no taken run covers."""
-    index = bisect_left(taken, (start, 0, 0))
-    if index and taken[index - 1][1] > start:
-        index -= 1
-    pieces: list[tuple[int, int]] = []
-    at = start
-    while index < len(taken) and taken[index][0] < end:
-        if taken[index][0] > at:
-            pieces.append((at, taken[index][0]))
-        at = max(at, taken[index][1])
-        index += 1
-    if at < end:
-        pieces.append((at, end))
-    return pieces
 
 
 def _saving(start: int, end: int, period: int) -> int:
@@ -158,22 +152,18 @@ def _runs(keys: Ints) -> list[tuple[int, int, int]]:
     while low <= n // 2:
         first, period = _pairs(keys, low, min(2 * low, n // 2 + 1))
         new = (known_end[first] <= first + period) | (period % known_period[first] != 0)
-        for start, end, size in _extend(ranks, first[new], period[new], n):
+        first, period = first[new], period[new]
+        ahead = _common(ranks, first, first + period, n)
+        behind = _common(ranks, first, first + period, n, before=True)
+        long = ahead + behind >= period
+        starts, ends, periods = (first - behind)[long], (first + period + ahead)[long], period[long]
+        _, unique = np.unique(periods * n + starts, return_index=True)
+        for start, end, size in np.stack([starts, ends, periods], axis=1)[unique].tolist():
             runs.append((start, end, size))
             if end - start >= 4 * size:  # long enough to be a run of twice the period, too
                 known_end[start:end], known_period[start:end] = end, size
         low *= 2
     return runs
-
-
-def _extend(ranks: list[Ints], first: Ints, period: Ints, n: int) -> list[tuple[int, int, int]]:
-    """The runs that pass through the given pairs and are at least two periods long."""
-    ahead = _common(ranks, first, first + period, n)
-    behind = _common(ranks, first, first + period, n, before=True)
-    long = ahead + behind >= period
-    start, end, period = (first - behind)[long], (first + period + ahead)[long], period[long]
-    _, unique = np.unique(period * n + start, return_index=True)
-    return list(zip(start[unique].tolist(), end[unique].tolist(), period[unique].tolist(), strict=True))
 
 
 def _pairs(keys: Ints, low: int, high: int) -> tuple[Ints, Ints]:
@@ -286,7 +276,7 @@ def _shift(node: Node, by: int) -> Node:
 def _steady_spans(whole: Any, other: Sequence[Sequence[Any]]) -> list[tuple[int, int]]:
     """The rows as (first, count) of spans that change by a constant amount; single rows where none do.
 
-    What is in ``other`` must not change at all.
+    The items of ``other`` must not change at all.
     """
     steps = np.diff(whole, axis=0)
     same = (steps[1:] == steps[:-1]).all(axis=1).tolist() if len(steps) else []
@@ -386,6 +376,7 @@ class Variation:
         return tensor_text(sizes, first.dtype, first.device, first.layout)
 
     def _form_key(self, form: int, result: bool) -> tuple[Hashable, Varying]:
+        """A key of arguments, or of a result, without the numbers in it, and the numbers."""
         if form < 0:
             return (), ((), ())
         if (form, result) not in self._forms:

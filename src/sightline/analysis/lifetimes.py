@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sightline.data.trace_data import I8, I32, I64, KINDS, TraceData
 
-#: What bytes are used for. Each kind of value counts as one of these.
+#: The uses of bytes. Each kind of value counts as one of these.
 USES: Final = ("parameters", "buffers", "state", "activations", "gradients", "other")
 #: Nanoseconds: 26 days. Twice as much, in microseconds, still has three exact decimals as a float.
 LONGEST: Final = 1 << 51
@@ -68,22 +67,16 @@ def lifetimes(data: TraceData) -> Lifetimes:
     first[last < 0] = -1
     end_of_run = int(end.max(initial=0))
     used = first >= 0
-    last = np.where(used, np.maximum(last, _free_times(data, end_of_run)), last)
+    rows = data.allocations  # when each storage was freed, or the end of the run; -1 where it is unknown
+    has_value = rows.value >= 0
+    storage, ended = values.storage[rows.value[has_value]], rows.end[has_value]
+    ended = np.where(ended < 0, end_of_run, np.minimum(clock(ended), end_of_run))
+    freed = np.full(count, -1, dtype=np.int64)
+    np.maximum.at(freed, storage[storage >= 0], ended[storage >= 0])
+    last = np.where(used, np.maximum(last, freed), last)
     last[used & (use < TEMPORARY)] = end_of_run
     first[used & (use == 0)] = 0
     return Lifetimes(data.storages, use, meta, first, last)
-
-
-def _free_times(data: TraceData, end_of_run: int) -> I64:
-    """When each storage was freed, or the end of the run; -1 where it is unknown."""
-    times = np.full(len(data.storages), -1, dtype=np.int64)
-    rows = data.allocations
-    has_value = rows.value >= 0
-    storage = data.values.storage[rows.value[has_value]]
-    freed = rows.end[has_value]
-    end = np.where(freed < 0, end_of_run, np.minimum(clock(freed), end_of_run))
-    np.maximum.at(times, storage[storage >= 0], end[storage >= 0])
-    return times
 
 
 @dataclass(frozen=True)
@@ -101,17 +94,13 @@ def memory_levels(data: TraceData) -> Iterator[Level]:
     devices = np.array([*(meta.device for meta in data.metas), "cpu"], dtype=object)
     counted = (rows.first >= 0) & (rows.bytes > 0)
     for device in sorted(set(devices[rows.meta[counted]].tolist())):
-        yield _level(device, rows, counted & (devices == device)[rows.meta])
-
-
-def _level(device: str, rows: Lifetimes, chosen: NDArray[np.bool_]) -> Level:
-    size = rows.bytes[chosen]
-    use = rows.use[chosen]
-    temporary = use >= TEMPORARY  # the others are in use until the recording ends
-    times = np.concatenate([rows.first[chosen], rows.last[chosen][temporary]])
-    moments, at = np.unique(times, return_inverse=True)
-    change = np.zeros((len(moments), len(USES)), dtype=np.int64)
-    np.add.at(change, (at[: len(size)], use), size)
-    np.add.at(change, (at[len(size) :], use[temporary]), -size[temporary])
-    changed = change.any(axis=1)
-    return Level(device, moments[changed], np.cumsum(change, axis=0)[changed])
+        chosen = counted & (devices == device)[rows.meta]
+        size, use = rows.bytes[chosen], rows.use[chosen]
+        temporary = use >= TEMPORARY  # the others are in use until the recording ends
+        times = np.concatenate([rows.first[chosen], rows.last[chosen][temporary]])
+        moments, at = np.unique(times, return_inverse=True)
+        change = np.zeros((len(moments), len(USES)), dtype=np.int64)
+        np.add.at(change, (at[: len(size)], use), size)
+        np.add.at(change, (at[len(size) :], use[temporary]), -size[temporary])
+        changed = change.any(axis=1)
+        yield Level(device, moments[changed], np.cumsum(change, axis=0)[changed])

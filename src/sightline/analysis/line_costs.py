@@ -1,4 +1,4 @@
-"""What ran on each source line, all its runs taken together: ops, shapes, calls and time.
+"""The ops, shapes, calls and time of each source line, all its runs taken together.
 
 An op counts on the innermost visible line of its stack; a backward op on the line of its forward op. Its
 callers' lines get its time as time spent inside them. The time of a backward op is spent where ``backward()``
@@ -17,7 +17,7 @@ import numpy as np
 from sightline.analysis.row_groups import flat_positions, group_rows, list_keys
 from sightline.analysis.select import Mask
 from sightline.data.index import Index
-from sightline.data.trace_data import I32, I64, LEVELS, PHASES, RAISED, TraceData
+from sightline.data.trace_data import I64, LEVELS, PHASES, RAISED, TraceData
 from sightline.data.user_frames import FrameChains, op_frames
 
 _FORWARD, _BACKWARD, _RECOMPUTE = map(PHASES.index, ("forward", "backward", "recompute"))
@@ -31,7 +31,7 @@ class LineTally:
     shapes: dict[str, None] = field(default_factory=dict)  #: of distinct results, in the order of the run
     values: list[int] = field(default_factory=list)  #: every result
     time: int = 0
-    elsewhere: int = 0  #: of ``time``, what was spent on the line that called ``backward()``
+    elsewhere: int = 0  #: of ``time``, the part spent on the line that called ``backward()``
     raised: int = 0
 
 
@@ -41,7 +41,7 @@ class LineRecord:
 
     phases: dict[str, LineTally] = field(default_factory=dict)
     calls: int = 0  #: how often it ran, as far as the recording can tell
-    inside: int = 0  #: time of the ops that ran in what it called
+    inside: int = 0  #: time of the ops that ran in the functions it called
 
     @property
     def time(self) -> int:
@@ -124,7 +124,17 @@ def _count_calls(data: TraceData, chains: FrameChains, lines: Lines) -> None:
     level = api if (ops.level == api).any() else 1 - api
     ran = (ops.level == level) & (ops.phase == _FORWARD)  # a step or a backward pass loops in hidden code
     entered = Counter(calls.frame[(calls.phase != _BACKWARD) & (calls.phase != _RECOMPUTE)].tolist())
-    counts = _rarest_op_counts(chains, ops.frame[ran], ops.name[ran])
+    # For each visible frame, how often its rarest op ran: others may run several times at once.
+    frames, names = ops.frame[ran], ops.name[ran]
+    op_counts: Counter[tuple[int, int]] = Counter()
+    groups = group_rows(frames, names)
+    for at, count in zip(groups.first.tolist(), np.bincount(groups.of).tolist(), strict=True):
+        chain = chains.of(int(frames[at]))
+        if chain:
+            op_counts[chain[-1], int(names[at])] += count
+    counts: dict[int, int] = {}
+    for (frame, _), count in op_counts.items():
+        counts[frame] = min(counts.get(frame, count), count)
     for frame, count in entered.items():
         if chains.of(frame)[-1:] == (frame,):  # calls from hidden code do not count runs of a line
             counts[frame] = max(counts.get(frame, 0), count)
@@ -136,17 +146,3 @@ def _count_calls(data: TraceData, chains: FrameChains, lines: Lines) -> None:
         record = lines.files.get(file, {}).get(line)
         if record is not None:
             record.calls += count
-
-
-def _rarest_op_counts(chains: FrameChains, frames: I32, names: I32) -> dict[int, int]:
-    """For each visible frame, how often its rarest op ran: others may run several times at once."""
-    counts: Counter[tuple[int, int]] = Counter()
-    groups = group_rows(frames, names)
-    for at, count in zip(groups.first.tolist(), np.bincount(groups.of).tolist(), strict=True):
-        chain = chains.of(int(frames[at]))
-        if chain:
-            counts[chain[-1], int(names[at])] += count
-    rarest: dict[int, int] = {}
-    for (frame, _), count in counts.items():
-        rarest[frame] = min(rarest.get(frame, count), count)
-    return rarest

@@ -54,7 +54,7 @@ class LineageStep:
 class OriginStep:
     """Where something about a value began: ``size 61`` at ``Tensor.unfold``, with the shortest path to it."""
 
-    what: str
+    trait: str
     path: tuple[int, ...]  #: from the value back to the first one that has it
     name: str  #: of the op that made the last one; empty for a leaf
     file: str
@@ -82,10 +82,22 @@ class Lineage:
     def nodes(self) -> list[dict[str, Any]]:
         """Every value in it, as plain data that JSON can hold; leaves have no ``op``."""
         step_of = {value: step for step in self.steps for value in step.values}
-        values = [self.value, *step_of]
+        ids = [self.value, *step_of]
         for step in self.steps:
-            values += [*step.leaves, *step.saved, *step.cut]
-        return [_node(self.index, value, step_of.get(value)) for value in dict.fromkeys(values)]
+            ids += [*step.leaves, *step.saved, *step.cut]
+        nodes = []
+        for id in dict.fromkeys(ids):
+            value, producer = self.index.values[id], step_of.get(id)
+            node: dict[str, Any] = {
+                "id": id, "shape": list(value.shape), "dtype": value.dtype, "device": value.device,
+                "kind": value.kind, "name": value.name,
+                "stats": value.stats._asdict() if value.stats else None,
+            }  # fmt: skip
+            if producer is not None:
+                keys = ("phase", "file", "line", "function", "code", "module", "before")
+                node |= {"op": producer.name, **{key: getattr(producer, key) for key in keys}}
+            nodes.append(node)
+        return nodes
 
     @property
     def edges(self) -> list[dict[str, Any]]:
@@ -111,24 +123,11 @@ class Lineage:
         return graph
 
 
-def _node(index: Index, id: int, step: LineageStep | None) -> dict[str, Any]:
-    value = index.values[id]
-    stats = value.stats
-    node: dict[str, Any] = {
-        "id": id, "shape": list(value.shape), "dtype": value.dtype, "device": value.device,
-        "kind": value.kind, "name": value.name, "stats": stats._asdict() if stats else None,
-    }  # fmt: skip
-    if step is not None:
-        keys = ("phase", "file", "line", "function", "code", "module", "before")
-        node |= {"op": step.name, **{key: getattr(step, key) for key in keys}}
-    return node
-
-
 def lineage_of(
     index: Index, value: int, *, depth: int | None = None, level: str | None = None, most: int | None = None,
     everything: bool = True,
 ) -> Lineage:  # fmt: skip
-    """What a value came from, at most ``depth`` ops back and at most ``most`` ops in all.
+    """The lineage of a value, at most ``depth`` ops back and at most ``most`` ops in all.
 
     ``level`` is "api" (where recorded) or "aten". ``everything=False`` stops at ops that build the model and
     at those that installed packages run around it, unless one of these produced the value itself.
@@ -164,7 +163,7 @@ def lineage_level(index: Index, level: str | None) -> str:
 
 
 class _LineageBuilder:
-    """Finds the steps of one lineage."""
+    """Builds the steps of one lineage."""
 
     def __init__(
         self, index: Index, producers: Producers, value: int, depth: int | None, most: int | None
@@ -174,7 +173,7 @@ class _LineageBuilder:
         self._value = value
         self._source_cache: dict[int, tuple[list[int], list[int]]] = {}
         root = producers.of(value)
-        self._shown = self._ordered(root, self._near(root, depth))[:most]
+        self._shown = self._ordered(root, depth)[:most]
         self._positions = {producer: at for at, producer in enumerate(self._shown)}
 
     def steps(self) -> list[LineageStep]:
@@ -187,23 +186,34 @@ class _LineageBuilder:
                 if values is not None and source not in values:
                     values.append(source)
         before = self._before()
-        children = self._children()
-        return [
-            self._step(producer, sorted(reached[producer]), before.get(producer, 0), children[at])
-            for at, producer in enumerate(self._shown)
-        ]
+        producers, steps = self._producers, []
+        for producer, children in zip(self._shown, self._children(), strict=True):
+            op, call = producers.head(producer), producers.call(producer)
+            followed, saved = self._sources(producer)
+            cut = self._cut(producer)
+            produced = [value for value in followed if producers.of(value) != NO_PRODUCER]
+            values = sorted(reached[producer], key=lambda value: (value != self._value, value))
+            name, phase, module = self._labels(producer, op, call)
+            step = LineageStep(
+                tuple(values), name, op, call, phase, *self._line(op, call), module,
+                sources=tuple(value for value in produced if value not in set(cut)),
+                leaves=tuple(value for value in followed if producers.of(value) == NO_PRODUCER),
+                saved=tuple(saved), cut=tuple(cut), before=before.get(producer, 0), children=children,
+            )  # fmt: skip
+            steps.append(step)
+        return steps
 
     def origins(self) -> Iterator[OriginStep]:
         """Where the value has its NaN, its dtype and its sizes from."""
         for each in lineage_origins(self._index, self._producers, self._value):
             producer = each.producer
             if producer == NO_PRODUCER:
-                yield OriginStep(each.what, each.path, "", "", 0, ())
+                yield OriginStep(each.trait, each.path, "", "", 0, ())
                 continue
             op, call = self._producers.head(producer), self._producers.call(producer)
             name, _, _ = self._labels(producer, op, call)
             file, line, _, _ = self._line(op, call)
-            yield OriginStep(each.what, each.path, name, file, line, each.sources)
+            yield OriginStep(each.trait, each.path, name, file, line, each.sources)
 
     def _sources(self, producer: int) -> tuple[list[int], list[int]]:
         """The values to follow, and those that a backward op only read from the forward pass."""
@@ -222,10 +232,14 @@ class _LineageBuilder:
             sources = self._source_cache[producer] = followed, saved
         return sources
 
-    def _near(self, root: int, depth: int | None) -> set[int]:
-        """The producers at most ``depth`` steps back."""
+    def _ordered(self, root: int, depth: int | None) -> list[int]:
+        """The producers at most ``depth`` steps back, each after all its users.
+
+        Among those that may come next, the most recent comes first.
+        """
         near = {root}
         queue = deque([(root, 1)])
+        waiting: Counter[int] = Counter()
         while queue:
             producer, distance = queue.popleft()
             if depth is not None and distance >= depth:
@@ -234,15 +248,8 @@ class _LineageBuilder:
                 if each not in near:
                     near.add(each)
                     queue.append((each, distance + 1))
-        return near
-
-    def _ordered(self, root: int, near: set[int]) -> list[int]:
-        """Each producer after all its users; among those that may come next, the most recent."""
-        waiting = dict.fromkeys(near, 0)
         for producer in near:
-            for each in self._producers.predecessors(producer):
-                if each in near:
-                    waiting[each] += 1
+            waiting.update(each for each in self._producers.predecessors(producer) if each in near)
         ready = [(-self._producers.recency(root), root)]
         done: list[int] = []
         seen = {root}
@@ -324,23 +331,6 @@ class _LineageBuilder:
         pairs = ((value, self._producers.of(value)) for value in self._sources(producer)[0])
         return [value for value, of in pairs if of != NO_PRODUCER and of not in self._positions]
 
-    def _step(self, producer: int, values: list[int], before: int, children: tuple[int, ...]) -> LineageStep:
-        producers = self._producers
-        op, call = producers.head(producer), producers.call(producer)
-        followed, saved = self._sources(producer)
-        cut = self._cut(producer)
-        produced = [value for value in followed if producers.of(value) != NO_PRODUCER]
-        if self._value in values:  # the target comes first
-            values = [self._value, *(value for value in values if value != self._value)]
-        name, phase, module = self._labels(producer, op, call)
-        file, line, function, code = self._line(op, call)
-        return LineageStep(
-            tuple(values), name, op, call, phase, file, line, function, code, module,
-            sources=tuple(value for value in produced if value not in set(cut)),
-            leaves=tuple(value for value in followed if producers.of(value) == NO_PRODUCER),
-            saved=tuple(saved), cut=tuple(cut), before=before, children=children,
-        )  # fmt: skip
-
     def _labels(self, producer: int, op: int, call: int) -> tuple[str, str, str]:
         """Name, phase and module of a producer."""
         if call >= 0:
@@ -380,30 +370,34 @@ _MAX_SIZES: Final = 2
 _WEIGHTS: Final = ("parameter", "buffer", "state")
 _FLOATING: Final = ("float", "bfloat")
 
-Test = Callable[[int], bool]
-
 
 @dataclass(frozen=True, slots=True)
 class LineageOrigin:
     """One thing about a value, and the shortest path back to where it began."""
 
-    what: str  #: ``NaN``, ``f32`` or ``size 61``
+    trait: str  #: ``NaN``, ``f32`` or ``size 61``
     path: tuple[int, ...]  #: the value, those in between, and the first one for which it holds
     producer: int  #: of the last one
-    sources: tuple[int, ...]  #: what that one was made of
+    sources: tuple[int, ...]  #: the inputs of that one's producer
 
 
 def lineage_origins(index: Index, producers: Producers, value: int) -> tuple[LineageOrigin, ...]:
-    """The origins of what is odd about a value, except what its own producer made or a leaf brought along."""
-    found: list[LineageOrigin | None] = []
+    """The origins of a value's NaN, dtype and sizes, except those its own producer made or a leaf brought."""
+
+    def holds_nonfinite(one: int) -> bool:
+        """Whether a tensor, or the one it is a view of, holds a NaN or an infinity."""
+        stats, base = index.numbers(one), int(index.raw.values.base[one])
+        stats = index.numbers(base) if stats is None and base >= 0 else stats
+        return stats is not None and not stats.finite
+
+    origins: list[LineageOrigin | None] = []
     stats = index.numbers(value)
     if stats is not None and not stats.finite:
-        what = "NaN" if stats.nans else "Inf"
-        found.append(_origin(producers, value, what, lambda one: _is_bad(index, one)))
+        origins.append(_origin(producers, value, "NaN" if stats.nans else "Inf", holds_nonfinite))
     if not producers.in_backward(producers.of(value)):  # a gradient has dtype and sizes of its tensor
-        found.append(_dtype_origin(index, producers, value))
-        found += _size_origins(index, producers, value)
-    return tuple(one for one in found if one is not None and len(one.path) > 1)
+        origins.append(_dtype_origin(index, producers, value))
+        origins += _size_origins(index, producers, value)
+    return tuple(one for one in origins if one is not None and len(one.path) > 1)
 
 
 def _dtype_origin(index: Index, producers: Producers, value: int) -> LineageOrigin | None:
@@ -438,20 +432,11 @@ def _size_origins(index: Index, producers: Producers, value: int) -> list[Lineag
     return origins[:_MAX_SIZES]
 
 
-def _is_bad(index: Index, value: int) -> bool:
-    """Whether a tensor, or the one it is a view of, holds a NaN or an infinity."""
-    stats = index.numbers(value)
-    base = int(index.raw.values.base[value])
-    if stats is None and base >= 0:
-        stats = index.numbers(base)
-    return stats is not None and not stats.finite
-
-
 def _origin(
     producers: Producers,
     value: int,
-    what: str,
-    holds: Test,
+    trait: str,
+    holds: Callable[[int], bool],
     begins: Callable[[list[int]], bool] = lambda _: False,
 ) -> LineageOrigin | None:
     """The nearest value for which ``holds`` is true and was not before; None if it is too far back.
@@ -469,7 +454,7 @@ def _origin(
             path = [one]
             while came_from[path[-1]] >= 0:
                 path.append(came_from[path[-1]])
-            return LineageOrigin(what, tuple(reversed(path)), producer, tuple(sources))
+            return LineageOrigin(trait, tuple(reversed(path)), producer, tuple(sources))
         for source in before:
             if source not in came_from:
                 came_from[source] = one

@@ -1,4 +1,4 @@
-"""The peak of a run's memory, and what is held then: by kind, module and line, and tensor by tensor.
+"""The peak of a run's memory, and the tensors held then: by kind, module and line, and one by one.
 
 A storage counts from when it is first seen until torch frees it. Recordings of an earlier version, or without
 ops, do not know when that was: there the last use counts, and `MemoryUsage.exact` is False.
@@ -64,7 +64,7 @@ class PeakTensor:
     use: str
     start: int
     end: int  #: when it is freed; after the end of the recording where it is not
-    why: str  #: what keeps it alive; empty where that is unknown
+    why: str  #: the reason that it is alive; empty where that is unknown
     for_op: Op | None = None  #: the op that ``why`` names
 
 
@@ -72,7 +72,7 @@ class PeakTensor:
 class MemoryUsage:
     """The memory of a run on one device, and its peak.
 
-    ``rows`` selects what is counted, ``among`` the ops whose results may be the peak.
+    Only ``rows`` are counted; the peak is the result of an op in ``among``, where that is given.
     """
 
     index: Index
@@ -129,17 +129,54 @@ class MemoryUsage:
 
     def by_module(self, depth: int | None = None) -> list[Share]:
         """The peak by the module that produced a tensor or owns its parameter; the largest first."""
-        return self._shares([self._module(row, depth) for row in self.at_peak.tolist()])
+        names = []
+        for row in self.at_peak.tolist():
+            value = self._value(row)
+            path = self.owner(row) if self.held.use[row] in _LASTING else None
+            if path is None and value is not None and value.module is not None:
+                path = value.module.path or value.module.label
+            if path is not None and depth is not None:
+                path = ".".join(path.split(".")[: max(depth, 1)])
+            names.append("outside modules" if path is None else path)
+        return self._shares(names)
 
     def by_line(self) -> list[Share]:
         """The peak by the source line that produced a tensor; the largest first."""
-        return self._shares([self._line(row) for row in self.at_peak.tolist()])
+        names = []
+        for op in map(self._producer, self.held.value[self.at_peak].tolist()):
+            frame = user_frame(op) if op is not None else None
+            if op is None:
+                names.append("before the block, or by no op")
+            else:
+                names.append(f"{frame.position} in {frame.function}" if frame is not None else short_name(op))
+        return self._shares(names)
 
     def largest(self, count: int) -> list[PeakTensor]:
-        """The largest tensors at the peak, and what keeps them alive."""
-        rows = self.at_peak[:count].tolist()
-        readers = self._later_readers({int(self.held.storage[row]) for row in rows} - {-1})
-        return [self._peak_tensor(row, readers.get(int(self.held.storage[row]), [])) for row in rows]
+        """The largest tensors at the peak, and why each is still alive."""
+        held, rows = self.held, self.at_peak[:count].tolist()
+        later_readers = self._later_readers({int(held.storage[row]) for row in rows} - {-1})
+        tensors = []
+        for row in rows:
+            why, op = "", None
+            readers = later_readers.get(int(held.storage[row]), [])
+            producer = self._producer(int(held.value[row]))
+            if held.use[row] not in _LASTING:
+                saved = [at for at in readers if self.index.raw.ops.phase[at] == _BACKWARD]
+                if saved and (producer is None or producer.phase != "backward"):
+                    forward = Op(self.index, saved[0]).forward
+                    why, op = "for backward of", None if forward is None else api_call_of(forward)
+                elif readers:
+                    why, op = "read by", api_call_of(Op(self.index, readers[0]))
+                elif held.end[row] >= held.over:
+                    why = "held to the end"
+                elif held.exact:
+                    why = "not read again"
+            tensor = PeakTensor(
+                self._value(row), self.name_of(row), int(held.nbytes[row]), USES[held.use[row]],
+                int(held.start[row]), int(held.end[row]), why, op,
+            )  # fmt: skip
+            tensors.append(tensor)
+        return tensors
 
     def _shares(self, names: Sequence[str], in_order: Sequence[str] = ()) -> list[Share]:
         sizes: dict[str, list[int]] = {}
@@ -156,15 +193,6 @@ class MemoryUsage:
 
     def _producer(self, value: int) -> Op | None:
         return None if value < 0 else Value(self.index, value).producer
-
-    def _module(self, row: int, depth: int | None) -> str:
-        value = self._value(row)
-        path = self.owner(row) if self.held.use[row] in _LASTING else None
-        if path is None and value is not None and value.module is not None:
-            path = value.module.path or value.module.label
-        if path is None:
-            return "outside modules"
-        return path if depth is None else ".".join(path.split(".")[: max(depth, 1)])
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -201,13 +229,6 @@ class MemoryUsage:
             name = name.rpartition(".")[0]
         return None
 
-    def _line(self, row: int) -> str:
-        op = self._producer(int(self.held.value[row]))
-        if op is None:
-            return "before the block, or by no op"
-        frame = user_frame(op)
-        return f"{frame.position} in {frame.function}" if frame is not None else short_name(op)
-
     # -- lifetimes ---------------------------------------------------------------------------------------
 
     def _later_readers(self, storages: set[int]) -> dict[int, list[int]]:
@@ -226,26 +247,6 @@ class MemoryUsage:
             readers.setdefault(storage, []).append(op)
         return readers
 
-    def _peak_tensor(self, row: int, readers: list[int]) -> PeakTensor:
-        held = self.held
-        why, op = "", None
-        producer = self._producer(int(held.value[row]))
-        if held.use[row] not in _LASTING:
-            saved = [at for at in readers if self.index.raw.ops.phase[at] == _BACKWARD]
-            if saved and (producer is None or producer.phase != "backward"):
-                forward = Op(self.index, saved[0]).forward
-                why, op = "for backward of", None if forward is None else api_call_of(forward)
-            elif readers:
-                why, op = "read by", api_call_of(Op(self.index, readers[0]))
-            elif held.end[row] >= held.over:
-                why = "held to the end"
-            elif held.exact:
-                why = "not read again"
-        return PeakTensor(
-            self._value(row), self.name_of(row), int(held.nbytes[row]), USES[held.use[row]],
-            int(held.start[row]), int(held.end[row]), why, op,
-        )  # fmt: skip
-
 
 def usage_of(
     index: Index, module: str | None = None, phase: str | None = None, depth: int | None = None
@@ -260,8 +261,14 @@ def usage_of(
     among = None
     producers = _producers(index, held)
     if module is not None:
+        # Of the memory that lasts, the rows that belong to the module: parameters, gradients, state.
+        whole = MemoryUsage(index, held, "", rows, None)
+        is_root = any(not info.path and info.type == module for info in index.raw.modules)
+        owned = np.isin(held.use, _LASTING)
+        for row in np.flatnonzero(owned).tolist():
+            owned[row] = is_root or path_matches(module, whole.owner(row) or "")
         ops = np.append(Selection(module=module).ops(index), False)
-        rows = ops[producers] | _owned(index, held, module)
+        rows = ops[producers] | owned
     if phase is not None:
         among = np.append(Selection(phase=phase).ops(index), False)[producers]
     return [
@@ -292,13 +299,3 @@ def _producers(index: Index, held: HeldMemory) -> I64:
     """The op that produced each row of held memory, or -1."""
     producers = np.append(index.raw.values.producer, -1)  # value -1 reads the appended entry
     return producers[held.value].astype(np.int64)
-
-
-def _owned(index: Index, held: HeldMemory, module: str) -> Mask:
-    """The rows of parameters, gradients and optimizer state that belong to modules."""
-    whole = MemoryUsage(index, held, "", np.ones(len(held), dtype=bool), None)
-    is_root = any(not info.path and info.type == module for info in index.raw.modules)
-    mask = np.isin(held.use, _LASTING)
-    for row in np.flatnonzero(mask).tolist():
-        mask[row] = is_root or path_matches(module, whole.owner(row) or "")
-    return mask

@@ -20,7 +20,7 @@ from sightline.data.trace_data import I32, PHASES, ModuleInfo, TraceData
 if TYPE_CHECKING:
     from sightline.analysis.cost import Costs
 
-#: The module of the scope that holds what ran outside every module.
+#: The module of the scope that holds the ops outside every module.
 OUTSIDE: Final = -1
 _FORWARD: Final = PHASES.index("forward")
 _NEVER: Final = 2**62
@@ -119,6 +119,7 @@ class _ScopeTree:
         self.backward_calls: list[int] = []
 
     def node(self, parent: int, module: int, position: tuple[int, int]) -> int:
+        """The node of a module below a parent, which is added if it is new."""
         node = self._ids.setdefault((parent, module), len(self._module))
         if node == len(self._module):
             self._parent.append(parent)
@@ -132,19 +133,15 @@ class _ScopeTree:
         """The node of a call, below its caller and the uncalled modules between the two."""
         if (caller, module) in self._ids:
             return self._ids[caller, module]
-        node = caller
-        for step in self._between(self._module[caller] if caller >= 0 else -1, module):
-            node = self.node(node, step, position)
-        return node
-
-    def _between(self, caller: int, module: int) -> list[int]:
-        """The modules from a caller (not included) down to the one it called."""
-        chain = [module]
-        at = self._modules[module].parent
-        while at != caller and at >= 0:
+        calling = self._module[caller] if caller >= 0 else -1
+        chain, at = [module], self._modules[module].parent
+        while at != calling and at >= 0:
             chain.append(at)
             at = self._modules[at].parent
-        return chain[::-1] if at == caller else [module]
+        node = caller
+        for step in reversed(chain) if at == calling else [module]:
+            node = self.node(node, step, position)
+        return node
 
     def add_uncalled(self) -> None:
         """Add modules that never ran but own parameters, so that the parameter counts add up."""
@@ -173,25 +170,19 @@ class _ScopeTree:
             order.append(stack.pop())
             stack += children.get(order[-1], [])
         new = {-1: -1} | {node: rank for rank, node in enumerate(order)}
-        ends, depths = self._extents(order, new)
+        parents = [new[self._parent[node]] for node in order]
+        ends, depths = [rank + 1 for rank in range(len(order))], [0] * len(order)
+        for rank, parent in enumerate(parents):
+            depths[rank] = depths[parent] + 1 if parent >= 0 else 0
+        for rank in range(len(order) - 1, -1, -1):
+            if parents[rank] >= 0:
+                ends[parents[rank]] = max(ends[parents[rank]], ends[rank])
         rows = tuple(
-            Scope(self._module[node], new[self._parent[node]], depths[rank], ends[rank],
+            Scope(self._module[node], parents[rank], depths[rank], ends[rank],
                   tuple(self.calls[node]), self.backward_calls[node], self._position[node])
             for rank, node in enumerate(order)
         )  # fmt: skip
         return Scopes(rows, np.array([new[node] for node in nodes], dtype=np.int32))
-
-    def _extents(self, order: list[int], new: dict[int, int]) -> tuple[list[int], list[int]]:
-        ends = [rank + 1 for rank in range(len(order))]
-        depths = [0] * len(order)
-        for rank, node in enumerate(order):
-            parent = new[self._parent[node]]
-            depths[rank] = depths[parent] + 1 if parent >= 0 else 0
-        for rank in range(len(order) - 1, -1, -1):
-            parent = new[self._parent[order[rank]]]
-            if parent >= 0:
-                ends[parent] = max(ends[parent], ends[rank])
-        return ends, depths
 
 
 def equal_scopes(data: TraceData, costs: Costs, own_ops: Mapping[int, OwnOps]) -> list[int]:
@@ -200,20 +191,18 @@ def equal_scopes(data: TraceData, costs: Costs, own_ops: Mapping[int, OwnOps]) -
     numbers: dict[Hashable, int] = {}
     of_scope = [0] * len(scopes.rows)
     for scope in range(len(of_scope) - 1, -1, -1):  # children have higher numbers than their parent
-        children = tuple(
-            (_name(data, scopes.rows[child].module), of_scope[child]) for child in scopes.children(scope)
-        )
-        key = (_own_key(data, costs, own_ops.get(scope), scope), children)
+        children = []
+        for child in scopes.children(scope):
+            module = scopes.rows[child].module
+            name = "" if module == OUTSIDE else data.modules[module].path.rpartition(".")[2]
+            children.append((name, of_scope[child]))
+        key = (_own_key(data, costs, own_ops.get(scope), scope), *children)
         of_scope[scope] = numbers.setdefault(key, len(numbers))
     return of_scope
 
 
-def _name(data: TraceData, module: int) -> str:
-    return "" if module == OUTSIDE else data.modules[module].path.rpartition(".")[2]
-
-
 def _own_key(data: TraceData, costs: Costs, own: OwnOps | None, scope: int) -> Hashable:
-    """Everything that is shown of one scope except its name and its times."""
+    """Everything shown of one scope except its name and its times."""
     row = costs.scopes.rows[scope]
     if row.module == OUTSIDE:
         return scope  # there is only one

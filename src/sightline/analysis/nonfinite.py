@@ -210,7 +210,6 @@ class _Search:
         self.index = index
         self._data = index.raw
         self._allow = tuple(allow) or tuple(index.raw.info.get("allow") or ())
-        # Where only a check ran, a checked result without statistics is finite.
         self._only_checked = not measured_all(index) and bool(index.raw.info.get("check"))
         values, ops = index.raw.values, index.raw.ops
         self._outputs, self._output_starts = ops.outputs.tolist(), ops.output_offsets.tolist()
@@ -260,7 +259,10 @@ class _Search:
         for value in self._inputs[self._input_starts[op] : self._input_starts[op + 1]]:
             inputs |= self._states.get(value, 0) & (NAN | INF)
         memory = self._memory[int(self._data.ops.name[op])]
-        checked = self._checked_outputs(op)
+        # Where only a check ran, a result that it saw would have statistics if it were not finite.
+        checked: list[int] = []
+        if self._only_checked and not self._opaque[op]:
+            checked = self._outputs[self._output_starts[op] : self._output_starts[op + 1]]
         blamed = -1
         for value in self._results(op):
             if memory == _UNWRITTEN:
@@ -273,7 +275,7 @@ class _Search:
                 continue
             state = self._state(value, inputs, keeps=view or memory == _PARTIAL)
             self._states[value] = state
-            # A view holds what its base already held.
+            # A view holds a NaN that its base already held.
             if blamed < 0 and state & (NAN | INF) and not view and memory != _COPY:
                 if self._to_blame(op, value, inputs):
                     blamed = value
@@ -281,13 +283,6 @@ class _Search:
 
     def _results(self, op: int) -> list[int]:
         return self._produced[self._starts[op] : self._starts[op + 1]]
-
-    def _checked_outputs(self, op: int) -> list[int]:
-        """The outputs that a check saw: they would have statistics if they were not finite."""
-        if not self._only_checked or self._opaque[op]:
-            return []
-        outputs: list[int] = self._outputs[self._output_starts[op] : self._output_starts[op + 1]]
-        return outputs
 
     @cached_property
     def _side_outputs(self) -> set[int]:
@@ -323,28 +318,21 @@ class _Search:
         return shared if base >= 0 else inputs | shared
 
     def _to_blame(self, op: int, value: int, inputs: int) -> bool:
-        outputs = self._measured.get(value, 0)
+        """Whether an op made the NaN or infinity of a result: no input has one, and it was not requested."""
+        outputs, previous = self._measured.get(value, 0), self._previous[value]
         if self._opaque[op] and value not in self._returned:
             outputs &= NAN  # it may be an older mask that is only seen now
-        if self._was_unknown(self._previous[value]):
-            outputs &= NAN  # the unmeasured tensor it changed in place may have held infinities
-        return bool(new_states(outputs, inputs, self._requested(op))) and not self._allowed(op)
-
-    def _was_unknown(self, previous: int) -> bool:
-        """Whether a tensor that was changed in place may have held infinities; parameters are never masks."""
-        if previous < 0 or previous in self._measured or self._kinds[previous] == _PARAMETER:
-            return False
-        return not self._only_checked or previous not in self._checked_values
-
-    def _requested(self, op: int) -> int:
-        """A NaN or an infinity among the plain arguments of an op, or of the API call around it."""
+        if previous >= 0 and previous not in self._measured and self._kinds[previous] != _PARAMETER:
+            # The unmeasured tensor it changed in place may have held infinities; parameters are never masks.
+            if not self._only_checked or previous not in self._checked_values:
+                outputs &= NAN
         ops = self._data.ops
-        states = 0
+        requested = 0  # by a plain argument of the op, or of the API call around it
         for each in (op, int(ops.parent[op])):
             if each >= 0:
                 form = self._data.forms[int(ops.form[each])]
-                states |= argument_states((form.args, form.kwargs or {}))
-        return states
+                requested |= argument_states((form.args, form.kwargs or {}))
+        return bool(new_states(outputs, inputs, requested)) and not self._allowed(op)
 
     @cached_property
     def _memory(self) -> list[str]:
@@ -361,6 +349,7 @@ class _Search:
         return kinds
 
     def _allowed(self, op: int) -> bool:
+        """Whether a glob of the check allows an op, its API call or its module."""
         if not self._allow:
             return False
         row = self.index.ops[op]

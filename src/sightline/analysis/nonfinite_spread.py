@@ -54,8 +54,17 @@ class Spread:
     @property
     def reaches_loss(self) -> bool:
         """Whether the loss, which ``backward`` was called on, holds it."""
-        loss = _loss(self._index)
-        return loss is not None and loss.id in self.values
+        ops = self._index.raw.ops
+        names = [id for id, name in enumerate(self._index.raw.names) if name in _BACKWARD_CALLS]
+        starts = np.flatnonzero(np.isin(ops.name, names)).tolist()
+        if not starts:
+            in_backward = ops.phase == PHASES.index("backward")
+            starts = np.flatnonzero(in_backward & (np.diff(ops.input_offsets) > 0)).tolist()[:1]
+        for start in starts:
+            op: Op = self._index.ops[start]
+            if len(op.inputs) and op.inputs[0].meta.numel == 1:
+                return op.inputs[0].id in self.values
+        return False
 
     @property
     def last(self) -> Value:
@@ -63,18 +72,3 @@ class Spread:
         producers = self._index.raw.values.producer
         value: Value = self._index.values[max(self.values, key=lambda value: int(producers[value]))]
         return value
-
-
-def _loss(index: Index) -> Value | None:
-    """The value that ``backward`` was called on."""
-    ops = index.raw.ops
-    names = [id for id, name in enumerate(index.raw.names) if name in _BACKWARD_CALLS]
-    starts = np.flatnonzero(np.isin(ops.name, names)).tolist()
-    if not starts:
-        in_backward = ops.phase == PHASES.index("backward")
-        starts = np.flatnonzero(in_backward & (np.diff(ops.input_offsets) > 0)).tolist()[:1]
-    for start in starts:
-        op: Op = index.ops[start]
-        if len(op.inputs) and op.inputs[0].meta.numel == 1:
-            return op.inputs[0]
-    return None

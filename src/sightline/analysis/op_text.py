@@ -42,7 +42,7 @@ def with_location(text: str, op: Op, *, short: bool = False) -> str:
 def api_call_of(op: Op) -> Op:
     """The API call that an op came from, or the op itself where none was recorded.
 
-    Nobody wrote what runs inside ``loss.backward()``, so a backward op stands for itself.
+    Nobody wrote the ops inside ``loss.backward()``, so a backward op stands for itself.
     """
     parent = op.parent
     return parent if parent is not None and op.phase == parent.phase != "backward" else op
@@ -65,43 +65,38 @@ def backward_suffix(op: Op) -> str:
 
 
 def argument_names(op: Op) -> list[str]:
-    """What each tensor input of an op is called: ``mat1`` by the schema, ``argument 0``, ``tensors[1]``."""
-    schema = op._data.argument_names(op)
-    return [_argument(path, schema) for path in op.form.slots()]
-
-
-def _argument(path: str, schema: tuple[str, ...]) -> str:
-    if not path.startswith("["):
-        return path
-    index, _, rest = path[1:].partition("]")
-    return (schema[int(index)] if int(index) < len(schema) else f"argument {index}") + rest
+    """The name of each tensor input of an op: ``mat1`` by the schema, ``argument 0``, ``tensors[1]``."""
+    schema, names = op._data.argument_names(op), []
+    for path in op.form.slots():
+        if path.startswith("["):
+            index, _, rest = path[1:].partition("]")
+            path = (schema[int(index)] if int(index) < len(schema) else f"argument {index}") + rest
+        names.append(path)
+    return names
 
 
 def origin_text(value: Value, reader: Op) -> str:
-    """Where an input of ``reader`` came from: ``relu, net.py:8 in Net.forward (act)``."""
-    while (source := _outside_source(value, reader)) is not None:
-        value = source
+    """Where an input of ``reader`` came from: ``relu, net.py:8 in Net.forward (act)``.
+
+    A view or a copy made inside the call of ``reader`` stands for its source: the transpose in a linear tells
+    less than the weight it is a view of.
+    """
+    source: Value | None = value
+    while source is not None:
+        value, producer = source, source.producer
+        source = value.base
+        if producer is None:
+            continue
+        if reader.parent is None or producer.parent != reader.parent:
+            break
+        if value.base is None and producer.name.partition(".")[0] in _COPIES:
+            source = next(iter(producer.inputs), None)
     if value.kind in ("parameter", "buffer", "state"):
         return f"{value.kind} {value.name}"
     if value.producer is None:
         return f"{value.kind}{' ' + value.name if value.name else ''}"
     call = api_call_of(value.producer)
     return with_location(short_name(call) + backward_suffix(call), call, short=True)
-
-
-def _outside_source(value: Value, reader: Op) -> Value | None:
-    """What a view or a copy made inside the call of ``reader`` was made of; None for any other value.
-
-    The transpose in a linear tells less than the weight it is a view of.
-    """
-    producer = value.producer
-    if producer is None:
-        return value.base
-    if reader.parent is None or producer.parent != reader.parent:
-        return None
-    if value.base is None and producer.name.partition(".")[0] in _COPIES:
-        return next(iter(producer.inputs), None)
-    return value.base
 
 
 def statistics_text(value: Value) -> str:

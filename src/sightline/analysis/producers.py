@@ -19,7 +19,8 @@ from sightline.data.trace_data import I32, I64, KINDS, LEVELS, PHASES, TraceData
 
 _MAX_VERSIONS: Final = 400  #: of a value that are followed back
 NO_PRODUCER: Final = -1  #: of values that existed before the recording, or came from outside
-_BACKWARD: Final = PHASES.index("backward")
+_FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
+_WEIGHTS: Final = (KINDS.index("parameter"), KINDS.index("buffer"))
 _ACTIVATION, _CONSTANT = KINDS.index("activation"), KINDS.index("constant")
 
 
@@ -49,9 +50,11 @@ class Producers:
             if of_value[value] == NO_PRODUCER and values.kind[value] == _ACTIVATION:
                 of_value[value] = self._first_call + call
         if target is not None:
-            initialised = _initialised(index)
-            initialised[target] = False
-            of_value[initialised] = NO_PRODUCER
+            # Weights as they were initialised, outside every module call and before any optimizer.
+            weights = np.flatnonzero(np.isin(values.kind, _WEIGHTS) & (values.producer >= 0))
+            producers = values.producer[weights]
+            initialised = weights[(ops.phase[producers] == _FORWARD) & (ops.call[producers] < 0)]
+            of_value[initialised[initialised != target]] = NO_PRODUCER
         self._of: list[int] = of_value.tolist()
         self._order = np.argsort(self._groups, kind="stable")
         self._starts = _bounds(self._groups, self._first_call)
@@ -70,7 +73,7 @@ class Producers:
         external = ((op == producer) | (kinds[inputs] != _CONSTANT)) & (of_value[inputs] != producer)
         inputs, producer = inputs[external], producer[external]
         self._inputs, self._input_starts = inputs, _bounds(producer, self._first_call)
-        # What a backward op reads of the forward pass was saved for it, and is not followed.
+        # Values that a backward op reads of the forward pass were saved for it, and are not followed.
         before = of_value[inputs]
         followed = (before != NO_PRODUCER) & (self._backward[before] | ~self._backward[producer])
         # Lists: a lineage visits the producers of a long run one by one.
@@ -100,7 +103,7 @@ class Producers:
         return producer - self._first_call if self._first_call <= producer < self._first_value else -1
 
     def is_backward(self, producer: int) -> bool:
-        """Whether a producer is what the backward pass ran for an op."""
+        """Whether a producer is the backward pass of an op."""
         return len(self._groups) <= producer < self._first_call
 
     def in_backward(self, producer: int) -> bool:
@@ -140,7 +143,7 @@ class Producers:
         return [each for each in producers if each not in (NO_PRODUCER, producer)]
 
     def visible_base(self, value: int) -> int:
-        """What a view made inside an API call is a view of: the weight, not its transpose in a linear."""
+        """The base of a view made inside an API call: the weight, not its transpose in a linear."""
         values = self._data.values
         while values.base[value] >= 0 and value not in self._returned:
             value = int(values.base[value])
@@ -162,22 +165,10 @@ class Producers:
         return set(ops.outputs[outer].tolist())
 
 
-def _initialised(index: Index) -> NDArray[np.bool_]:
-    """Parameters and buffers as they were initialised, outside every module call and before any optimizer."""
-    data = index.raw
-    values, ops = data.values, data.ops
-    weights = np.isin(values.kind, [KINDS.index("parameter"), KINDS.index("buffer")])
-    weights &= values.producer >= 0
-    producers = values.producer[weights]
-    mask = np.zeros(len(values), dtype=np.bool_)
-    mask[weights] = (ops.phase[producers] == PHASES.index("forward")) & (ops.call[producers] < 0)
-    return mask
-
-
 def written_calls(data: TraceData) -> I32:
     """For each op the API call the user wrote that ran it; -1 where there is none.
 
-    Nobody wrote what runs inside ``loss.backward()``: it stands for itself.
+    Nobody wrote the ops inside ``loss.backward()``: they stand for themselves.
     """
     ops = data.ops
     if not len(ops):
@@ -229,18 +220,13 @@ def creator(value: Value) -> Op | None:
     """The op that made a parameter's tensor, if that was recorded."""
     at: Value | None = value
     for _ in range(_MAX_VERSIONS):
-        if at is None:
-            return _storage_creator(value)
+        if at is None:  # the first tensor in its storage is the argument of ``nn.Parameter``
+            if value.storage < 0:
+                return None
+            values = value._data.raw.values
+            first = int(values.producer[np.flatnonzero(values.storage == value.storage)[0]])
+            return value._data.ops[first] if first >= 0 else None
         if at.producer is not None:
             return at.producer
         at = at.previous or at.base
     return None
-
-
-def _storage_creator(value: Value) -> Op | None:
-    """The op that made the first tensor in a value's storage: the argument of ``nn.Parameter``."""
-    values = value._data.raw.values
-    if value.storage < 0:
-        return None
-    first = int(values.producer[np.flatnonzero(values.storage == value.storage)[0]])
-    return value._data.ops[first] if first >= 0 else None

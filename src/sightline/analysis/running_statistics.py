@@ -35,9 +35,13 @@ class RunningStatistics:
         updates: dict[int, list[int]] = {}
         for id in np.flatnonzero(np.isin(data.ops.name, names)).tolist():
             op: Op = self._index.ops[id]
-            if _is_training(op):
-                for value in _running_statistics(op):
-                    updates.setdefault(value, []).append(id)
+            name, place = _TRAINING.get(_bare(op.name), ("training", 5))
+            if op.args.get(name, op.args.get(place)) is not True:
+                continue
+            named = [op.args[name] for name in _BUFFERS if isinstance(op.args.get(name), Value)]
+            for value in named or op.inputs:
+                if named or value.kind == "buffer":
+                    updates.setdefault(value.id, []).append(id)
         return updates
 
     def is_outdated(self, value: int, op: int) -> bool:
@@ -48,13 +52,3 @@ class RunningStatistics:
 def _bare(name: str) -> str:
     """``batch_norm`` of ``F.batch_norm``, ``native_batch_norm`` of ``native_batch_norm.out``."""
     return name.removeprefix("torch.").removeprefix("F.").partition(".")[0]
-
-
-def _is_training(op: Op) -> bool:
-    name, place = _TRAINING.get(_bare(op.name), ("training", 5))
-    return op.args.get(name, op.args.get(place)) is True
-
-
-def _running_statistics(op: Op) -> list[int]:
-    named = [op.args[name] for name in _BUFFERS if isinstance(op.args.get(name), Value)]
-    return [each.id for each in named or op.inputs if named or each.kind == "buffer"]

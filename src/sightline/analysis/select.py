@@ -9,14 +9,13 @@
 
 A filter that matches nothing is an error that offers the nearest names, never an empty view.
 
-Without ``all=True`` views also leave out what is not the model's (`model_part`). A script that is
+Without ``all=True`` views also leave out ops that are not the model's (`model_part`). A script that is
 recorded from its first line builds the model, initialises its weights and passes it to a trainer of an
 installed package, which calls it twenty frames further down. Where no module was called nothing is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from sightline.argument_checks import argument_text
 from sightline.data.file_owners import installed_file, torch_file
 from sightline.data.index import Index
-from sightline.data.trace_data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo, TraceData
+from sightline.data.trace_data import FLAVOURS, LEVELS, PHASES, TraceData
 from sightline.errors import NothingMatched, UsageError
 from sightline.hints import Hint
 from sightline.patterns import choices_text, did_you_mean, module_matches, no_module_matched, op_matches
@@ -73,7 +72,12 @@ class Selection:
     def ops(self, index: Index, level: str | None = None) -> Mask:
         """Which ops are selected, as a mask over all of them; ``level`` keeps "api" or "aten" ones only."""
         ops = index.raw.ops
-        mask = _level_mask(index, level)
+        if level is None:
+            mask = np.ones(len(ops), dtype=np.bool_)
+        elif level in LEVELS:
+            mask = _at_level(index, LEVELS.index(level))
+        else:
+            raise UsageError(f"ops={argument_text(level)} is no level; choose {choices_text(LEVELS)}.")
         if not self.filters:
             return mask
         if not mask.any():
@@ -81,7 +85,8 @@ class Selection:
                 f"{self._text()} matches nothing: this trace has no {level or 'recorded'} ops."
             )
         if self.module is not None or self.depth is not None:
-            mask &= _ops_of_calls(ops.call, self._inside(index), outside=self.module is None)
+            # An op in no module call has call -1: the appended entry.
+            mask &= np.append(self._inside(index), self.module is None)[ops.call]
         if self.op is not None:
             mask &= _op_mask(index, self.op, level)
         if self.phase is not None:
@@ -109,15 +114,20 @@ class Selection:
 
     def _inside(self, index: Index) -> Mask:
         """The calls inside the selected modules that are not too deep."""
-        modules = index.raw.modules
-        of = index.raw.calls.module
-        mask = np.ones(len(of), dtype=np.bool_)
+        modules, calls = index.raw.modules, index.raw.calls
+        mask = np.ones(len(calls), dtype=np.bool_)
         if self.module is not None:
-            matched = _module_mask(modules, self.module)
-            mask = _with_descendants(matched[of], index.raw.calls.parent)
+            matched = [module_matches(self.module, module) for module in modules]
+            if not any(matched):
+                raise no_module_matched(self.module, modules)
+            inside: list[bool] = []
+            for module, parent in zip(calls.module.tolist(), calls.parent.tolist(), strict=True):
+                inside.append(matched[module] or (parent >= 0 and inside[parent]))  # a parent comes first
+            mask = np.array(inside, dtype=np.bool_)
         if self.depth is not None:
-            depths = np.array([_depth(module.path) for module in modules], dtype=np.int32)
-            mask &= depths[of] <= self.depth
+            paths = [module.path for module in modules]
+            depths = np.array([path.count(".") + 1 if path else 0 for path in paths], dtype=np.int32)
+            mask &= depths[calls.module] <= self.depth
         return mask
 
     def _text(self) -> str:
@@ -125,14 +135,8 @@ class Selection:
         return texts[0] if len(texts) == 1 else f"The combination {', '.join(texts)}"
 
 
-def _module_mask(modules: Sequence[ModuleInfo], pattern: str) -> Mask:
-    matched = [module_matches(pattern, module) for module in modules]
-    if not any(matched):
-        raise no_module_matched(pattern, modules)
-    return np.array(matched, dtype=np.bool_)
-
-
 def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
+    """The ops whose names match a glob; an error with the nearest names if there are none."""
     ops = index.raw.ops
     matched = np.zeros(len(ops), dtype=np.bool_)
     all_names: list[str] = []
@@ -153,22 +157,14 @@ def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
     return matched
 
 
-def _phase_mask(column: NDArray[np.int8], phase: str, what: str) -> Mask:
+def _phase_mask(column: NDArray[np.int8], phase: str, kind: str) -> Mask:
     mask: Mask = column == PHASES.index(phase)
     if not mask.any():
         present = ", ".join(repr(PHASES[number]) for number in np.unique(column).tolist())
         raise NothingMatched(
-            f"{Hint.option('phase', phase)} matches no {what} of this trace; it has {present}."
+            f"{Hint.option('phase', phase)} matches no {kind} of this trace; it has {present}."
         )
     return mask
-
-
-def _level_mask(index: Index, level: str | None) -> Mask:
-    if level is None:
-        return np.ones(len(index.raw.ops), dtype=np.bool_)
-    if level not in LEVELS:
-        raise UsageError(f"{Hint.option('level', level)} is no level; choose {choices_text(LEVELS)}.")
-    return _at_level(index, LEVELS.index(level))
 
 
 def _at_level(index: Index, level: int) -> Mask:
@@ -176,18 +172,6 @@ def _at_level(index: Index, level: int) -> Mask:
     ops = index.raw.ops
     mask: Mask = (ops.level == level) | (ops.flavour == FLAVOURS.index("opaque"))
     return mask
-
-
-def _ops_of_calls(call: I32, calls: Mask, *, outside: bool) -> Mask:
-    """The ops of some calls; ``outside`` says whether ops outside all modules are among them."""
-    return np.append(calls, outside)[call]  # an op in no module call has call -1: the appended entry
-
-
-def _with_descendants(calls: Mask, parents: I32) -> Mask:
-    inside: list[bool] = []
-    for own, parent in zip(calls.tolist(), parents.tolist(), strict=True):  # a parent always comes first
-        inside.append(own or (parent >= 0 and inside[parent]))
-    return np.array(inside, dtype=np.bool_)
 
 
 def _calls_around(index: Index, ops: Mask) -> Mask:
@@ -214,12 +198,6 @@ def _kind(level: str | None) -> str:
     return f"{level} op" if level else "op"
 
 
-def _depth(path: str) -> int:
-    return path.count(".") + 1 if path else 0
-
-
-Bools = NDArray[np.bool_]
-
 #: Functions that build a model and initialise its weights.
 _BUILDERS: Final = frozenset(
     "__init__ reset_parameters init_weights _init_weights _initialize_weights initialize_weights".split()
@@ -231,17 +209,17 @@ _FORWARD, _BACKWARD, _OPTIMIZER = (PHASES.index(name) for name in ("forward", "b
 class ModelPart:
     """Ops that build, ops that installed packages run around the model, and frames that only lead to it."""
 
-    building: Bools
-    around: Bools
-    hidden_frames: Bools
+    building: Mask
+    around: Mask
+    hidden_frames: Mask
 
     @property
-    def excluded(self) -> Bools:
+    def excluded(self) -> Mask:
         """Ops that are not the model's."""
-        both: Bools = self.building | self.around
+        both: Mask = self.building | self.around
         return both
 
-    def excluded_text(self, mask: Bools) -> str:
+    def excluded_text(self, mask: Mask) -> str:
         """Which of the chosen ops are left out, and what shows them; empty without any."""
         building, around = int((self.building & mask).sum()), int((self.around & mask).sum())
         builds = f"{building:,} op{' that builds' if building == 1 else 's that build'} the model"
@@ -261,7 +239,7 @@ def model_part(index: Index) -> ModelPart:
     nothing = np.zeros(len(ops), dtype=np.bool_)
     if not (len(calls) and len(ops) and len(data.frames)):
         return ModelPart(nothing, nothing, np.zeros(len(data.frames), dtype=np.bool_))
-    in_builder, installed, from_installed, decorates = _frames(data)
+    in_builder, installed, from_installed, decorates = _frame_kinds(data)
     outside = (ops.call < 0) & (ops.phase == _FORWARD)
     frames = index.op_frames
     has_frame = frames >= 0
@@ -275,16 +253,20 @@ def model_part(index: Index) -> ModelPart:
     hidden = decorates.copy()
     hidden[index.op_user_frames[index.op_user_frames >= 0]] = False
     if trains:
-        roots = calls.frame[calls.parent < 0]
-        above = _with_parents(data, np.unique(np.concatenate([roots, frames[ops.call < 0]])))
-        hidden |= above & installed
+        leading = np.zeros(len(data.frames), dtype=np.bool_)  # to a model's call, or to an op outside calls
+        at = np.concatenate([calls.frame[calls.parent < 0], frames[ops.call < 0]])
+        while len(at := np.unique(at[at >= 0])):
+            at = at[~leading[at]]
+            leading[at] = True
+            at = data.frames.parent[at]
+        hidden |= leading & installed
     return ModelPart(building, around, hidden)
 
 
-def _frames(data: TraceData) -> tuple[Bools, Bools, Bools, Bools]:
-    """Per frame: whether it builds a model, is in an installed package, is called by one, or decorates.
+def _frame_kinds(data: TraceData) -> tuple[Mask, Mask, Mask, Mask]:
+    """For each frame: whether it builds a model, is in an installed package, is called by one, or decorates.
 
-    A package also calls what it calls through torch. Decorators are functions inside functions of packages.
+    Calls through torch count as the package's. Decorators are functions inside functions of packages.
     """
     builds = [code.function.rpartition(".")[2] in _BUILDERS for code in data.codes]
     in_torch = [torch_file(code.file) for code in data.codes]
@@ -298,15 +280,3 @@ def _frames(data: TraceData) -> tuple[Bools, Bools, Bools, Bools]:
         inner[frame] = local[code]
         caller[frame] = caller[parent] if in_torch[code] else installed[code]
     return building[:-1], own[:-1], caller[:-1], inner[:-1]
-
-
-def _with_parents(data: TraceData, frames: I32) -> Bools:
-    """These frames and all their callers."""
-    mask = np.zeros(len(data.frames.parent), dtype=np.bool_)
-    at = frames[frames >= 0]
-    while len(at):
-        at = np.unique(at[~mask[at]])
-        mask[at] = True
-        at = data.frames.parent[at]
-        at = at[at >= 0]
-    return mask

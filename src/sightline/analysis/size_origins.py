@@ -6,6 +6,7 @@ of which input a dimension of its result is; where an op is not known, the way e
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from sightline.analysis.op_text import api_call_of
@@ -67,8 +68,13 @@ def size_path(value: Value, dimension: int) -> tuple[list[Value], int, Op | None
         if value.kind in _LASTING:
             return path, dimension, None
         maker = value.producer
-        before = _unmade(value, dimension) if maker is None else None
-        if maker is not None:
+        before: Place | None = None
+        if maker is None:  # an earlier version has the same dimension, or the tensor it is a view of
+            if value.previous is not None and value.previous.shape == value.shape:
+                before = value.previous, dimension
+            elif value.base is not None and (at := _reshaped(value.base, value, dimension)) >= 0:
+                before = value.base, at
+        else:
             call = api_call_of(maker)  # it says more than its ops: ``linear`` flattens, and back again
             if call.id != maker.id and any(each.id == value.id for each in call.outputs):
                 before = _source(call, value, dimension)
@@ -87,17 +93,6 @@ def makes_size(op: Op, size: int) -> bool:
                    if value.kind not in _LASTING)  # fmt: skip
 
 
-def _unmade(value: Value, dimension: int) -> Place | None:
-    """The same dimension of an earlier version, or of the tensor that a value without an op is a view of."""
-    if value.previous is not None and value.previous.shape == value.shape:
-        return value.previous, dimension
-    base = value.base
-    if base is not None:
-        at = _reshaped(base, value, dimension)
-        return (base, at) if at >= 0 else None
-    return None
-
-
 def _source(op: Op, value: Value, dimension: int) -> Place | None:
     """Which dimension of which input a dimension of a result is; None where the op makes its size."""
     inputs = [each for each in op.inputs if each.id != value.id]
@@ -107,15 +102,16 @@ def _source(op: Op, value: Value, dimension: int) -> Place | None:
     name = name if name.startswith("__") or len(name) < 2 else name.rstrip("_") or name
     if op.name == "[]":
         name = "[]"
-    found = _known_source(name, op, inputs, value, dimension)
-    if found is None:
+    place = _known_source(name, op, inputs, value, dimension)
+    if place is None:
         return None
-    source, at = found
+    source, at = place
     fits = 0 <= at < len(source.shape) and source.shape[at] == value.shape[dimension]
     return (source, at) if fits else None
 
 
 def _known_source(name: str, op: Op, inputs: list[Value], value: Value, dimension: int) -> Place | None:
+    """The source of a dimension as an op of this name hands it on; None where that is not known."""
     rank, first = len(value.shape), inputs[0]
     if name in _PRODUCTS and len(inputs) > _PRODUCTS[name][1]:
         left, right = (inputs[at] for at in _PRODUCTS[name])
@@ -150,21 +146,15 @@ def _known_source(name: str, op: Op, inputs: list[Value], value: Value, dimensio
 
 def _reshaped(source: Value, value: Value, dimension: int) -> int:
     """The dimension of a tensor that has as many elements before it, and the same size; -1 without one."""
-    before = _product(value.shape[:dimension])
+    before = math.prod(value.shape[:dimension])
     for at, size in enumerate(source.shape):
-        if size == value.shape[dimension] and _product(source.shape[:at]) == before:
+        if size == value.shape[dimension] and math.prod(source.shape[:at]) == before:
             return at
     return -1
 
 
-def _product(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
-
-
 def _permuted(name: str, op: Op, rank: int, dimension: int) -> int:
+    """The dimension of the input that a transposition moved to another; -1 if that is not known."""
     if name in ("t", "T", "mT"):
         last = {rank - 1: rank - 2, rank - 2: rank - 1}
         return last.get(dimension, dimension) if rank > 1 else dimension

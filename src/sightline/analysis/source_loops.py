@@ -40,7 +40,9 @@ class Loop:
 def loops_around(lines: SourceFiles, file: str, positions: Iterable[Position]) -> list[Loop]:
     """The loops that run the code at all of some positions of a file, the innermost first."""
     wanted = list(positions)
-    return [loop for loop in _read(lines.text(file)) if all(loop.runs(*position) for position in wanted)]
+    return [
+        loop for loop in _file_loops(lines.text(file)) if all(loop.runs(*position) for position in wanted)
+    ]
 
 
 def header_text(loops: Sequence[Loop], shown: Iterable[Loop] = ()) -> str:
@@ -57,7 +59,7 @@ def header_text(loops: Sequence[Loop], shown: Iterable[Loop] = ()) -> str:
 
 
 @lru_cache(maxsize=256)
-def _read(text: str) -> tuple[Loop, ...]:
+def _file_loops(text: str) -> tuple[Loop, ...]:
     """The loops of a text, inner ones first."""
     tree = syntax_tree(text)
     if tree is None:
@@ -76,6 +78,7 @@ def _read(text: str) -> tuple[Loop, ...]:
 
 
 def _loops(node: ast.AST, lines: Sequence[str]) -> Iterator[Loop]:
+    """The loop or the comprehension that a node is, if it is one."""
     if isinstance(node, ast.For | ast.AsyncFor | ast.While):
         control = node.test if isinstance(node, ast.While) else node.iter
         header = _header(lines, _span(node)[0], _span(control)[1])

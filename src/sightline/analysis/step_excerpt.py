@@ -47,93 +47,68 @@ class _Excerpt:
         self._calls = np.zeros(len(calls), dtype=np.bool_)
         self._calls[span.first_call : span.end_call] = True
         self._calls &= (calls.first_op >= span.first_op) & (calls.end_op <= span.end_op)
-        self._allocated = self._allocation_mask()
-        self._values = self._value_mask()
-        self._op_ids, self._call_ids, self._value_ids = map(_new_ids, (self._ops, self._calls, self._values))
+        rows = data.allocations  # the memory that is allocated at some time of the span
+        self._allocated = (rows.start < self._end_time) & ((rows.end < 0) | (rows.end > span.start))
+        values = np.zeros(len(data.values) + 1, dtype=np.bool_)  # those that anything in the span refers to
+        for flat, offsets in ((ops.inputs, ops.input_offsets), (ops.outputs, ops.output_offsets)):
+            values[flat[offsets[span.first_op] : offsets[span.end_op]]] = True
+        for flat, offsets in ((calls.inputs, calls.input_offsets), (calls.outputs, calls.output_offsets)):
+            values[flat[np.repeat(self._calls, np.diff(offsets))]] = True
+        values[rows.value[self._allocated]] = True
+        self._values = values[:-1]
+        # The new id of each row; -1 for rows that are dropped, and for id -1.
+        self._op_ids, self._call_ids, self._value_ids = (
+            np.append(np.where(mask, np.cumsum(mask) - 1, -1), -1).astype(np.int32)
+            for mask in (self._ops, self._calls, self._values)
+        )
 
     def build(self) -> d.TraceData:
-        data = self._data
-        values = self._value_columns()
-        storages = np.unique(values.storage[values.storage >= 0])
-        new = np.full(len(data.storages) + 1, -1, dtype=np.int32)
-        new[storages] = np.arange(len(storages), dtype=np.int32)
-        return d.TraceData(
-            self._op_columns(), replace(values, storage=new[values.storage]), self._call_columns(),
-            data.frames, data.modules, data.codes, data.files, data.metas, data.forms, data.names,
-            data.storages[storages], data.schemas, self._info(), self._stats(), self._allocations(),
-            self._device_work(), self._steps(), self._captures(), data.store, data.source_lines,
+        """The span as a recording."""
+        data, begin, first_op = self._data, self._span.start, np.int32(self._span.first_op)
+        op_ids, call_ids, value_ids = self._op_ids, self._call_ids, self._value_ids
+        ops = _rows(data.ops, self._ops)
+        ops = replace(
+            ops, call=call_ids[ops.call], parent=op_ids[ops.parent], forward=op_ids[ops.forward],
+            start=ops.start - begin, inputs=value_ids[ops.inputs], outputs=value_ids[ops.outputs],
         )  # fmt: skip
-
-    # -- masks -------------------------------------------------------------------------------------------
-
-    def _allocation_mask(self) -> Bools:
-        """The memory that is allocated at some time of the span."""
-        rows = self._data.allocations
-        mask: Bools = (rows.start < self._end_time) & ((rows.end < 0) | (rows.end > self._span.start))
-        return mask
-
-    def _value_mask(self) -> Bools:
-        """The values that anything in the span refers to."""
-        ops, calls, span = self._data.ops, self._data.calls, self._span
-        mask = np.zeros(len(self._data.values) + 1, dtype=np.bool_)
-        for flat, offsets in ((ops.inputs, ops.input_offsets), (ops.outputs, ops.output_offsets)):
-            mask[flat[offsets[span.first_op] : offsets[span.end_op]]] = True
-        for flat, offsets in ((calls.inputs, calls.input_offsets), (calls.outputs, calls.output_offsets)):
-            mask[flat[np.repeat(self._calls, np.diff(offsets))]] = True
-        mask[self._data.allocations.value[self._allocated]] = True
-        return mask[:-1]
-
-    # -- columns -----------------------------------------------------------------------------------------
-
-    def _op_columns(self) -> d.OpColumns:
-        ops = _rows(self._data.ops, self._ops)
-        return replace(
-            ops, call=self._call_ids[ops.call], parent=self._op_ids[ops.parent],
-            forward=self._op_ids[ops.forward], start=ops.start - self._span.start,
-            inputs=self._value_ids[ops.inputs], outputs=self._value_ids[ops.outputs],
-        )  # fmt: skip
-
-    def _call_columns(self) -> d.CallColumns:
-        calls = _rows(self._data.calls, self._calls)
+        calls = _rows(data.calls, self._calls)
         order = np.empty(len(calls.order), dtype=np.int32)
         order[np.argsort(calls.order, kind="stable")] = np.arange(len(order), dtype=np.int32)
-        first = np.int32(self._span.first_op)
-        return replace(
-            calls, parent=self._call_ids[calls.parent], start=calls.start - self._span.start,
-            first_op=calls.first_op - first, end_op=calls.end_op - first, order=order,
-            inputs=self._value_ids[calls.inputs], outputs=self._value_ids[calls.outputs],
+        calls = replace(
+            calls, parent=call_ids[calls.parent], start=calls.start - begin, order=order,
+            first_op=calls.first_op - first_op, end_op=calls.end_op - first_op,
+            inputs=value_ids[calls.inputs], outputs=value_ids[calls.outputs],
+        )  # fmt: skip
+        values = _rows(data.values, self._values)
+        producer = op_ids[values.producer]
+        computed = (values.kind == _ACTIVATION) | ((values.kind == _GRADIENT) & (values.name < 0))
+        storages = np.unique(values.storage[values.storage >= 0])
+        storage_ids = np.full(len(data.storages) + 1, -1, dtype=np.int32)
+        storage_ids[storages] = np.arange(len(storages), dtype=np.int32)
+        values = replace(
+            values, producer=producer, previous=value_ids[values.previous], base=value_ids[values.base],
+            storage=storage_ids[values.storage],
+            kind=np.where(computed & (producer < 0), np.int8(_INPUT), values.kind),
+        )  # fmt: skip
+        stats = _rows(data.stats, self._values[data.stats.value])
+        stats = replace(stats, value=value_ids[stats.value])
+        held = _rows(data.allocations, self._allocated)
+        end = np.where((held.end < 0) | (held.end > self._end_time), -1, held.end - begin)
+        held = replace(
+            held, value=value_ids[held.value], start=np.maximum(held.start - begin, 0), end=end
+        )  # fmt: skip
+        owner, work = self._index.device_work_ops, data.device_work
+        outside = (owner < 0) & (work.launch >= begin) & (work.launch < self._end_time)
+        work = _rows(work, self._ops[owner] & (owner >= 0) | outside)  # launched in it, whenever it ran
+        work = replace(work, launch=work.launch - begin, start=work.start - begin)
+        return d.TraceData(
+            ops, values, calls, data.frames, data.modules, data.codes, data.files, data.metas, data.forms,
+            data.names, data.storages[storages], data.schemas, self._info(), stats, held, work,
+            self._steps(), self._captures(), data.store, data.source_lines,
         )  # fmt: skip
 
-    def _value_columns(self) -> d.ValueColumns:
-        values = _rows(self._data.values, self._values)
-        producer = self._op_ids[values.producer]
-        previous, base = self._value_ids[values.previous], self._value_ids[values.base]
-        computed = (values.kind == _ACTIVATION) | ((values.kind == _GRADIENT) & (values.name < 0))
-        kind = np.where(computed & (producer < 0), np.int8(_INPUT), values.kind)
-        return replace(values, producer=producer, previous=previous, base=base, kind=kind)
-
-    def _stats(self) -> d.StatColumns:
-        stats = self._data.stats
-        rows = _rows(stats, self._values[stats.value])
-        return replace(rows, value=self._value_ids[rows.value])
-
-    def _device_work(self) -> d.DeviceWorkColumns:
-        """The device work that the span launched, whenever it ran."""
-        owner, work = self._index.device_work_ops, self._data.device_work
-        outside = (owner < 0) & (work.launch >= self._span.start) & (work.launch < self._end_time)
-        launched = _rows(work, self._ops[owner] & (owner >= 0) | outside)
-        begin = self._span.start
-        return replace(launched, launch=launched.launch - begin, start=launched.start - begin)
-
-    def _allocations(self) -> d.AllocationColumns:
-        rows, begin = _rows(self._data.allocations, self._allocated), self._span.start
-        end = np.where((rows.end < 0) | (rows.end > self._end_time), -1, rows.end - begin)
-        start = np.maximum(rows.start - begin, 0)
-        return replace(rows, value=self._value_ids[rows.value], start=start, end=end)
-
-    # -- small tables ------------------------------------------------------------------------------------
-
     def _info(self) -> dict[str, Any]:
+        """The entries of ``info`` that hold for the span, with its name and length."""
         at_run_end = self._span.end_op == len(self._data.ops)
         dropped = (*_WHOLE_RUN_KEYS, *(() if at_run_end else _RUN_END_KEYS))
         info = {key: item for key, item in self._data.info.items() if key not in dropped}
@@ -142,10 +117,17 @@ class _Excerpt:
         failure = info.get("failure")
         if isinstance(failure, dict) and type(failure.get("op")) is int:
             info["failure"] = failure | {"op": max(failure["op"] - self._span.first_op, -1)}
+        begin, rows = self._span.start, info.get("warnings")  # those that were shown first inside the span
+        warnings = [
+            [*row[:3], row[3] - begin, *row[4:]]
+            for row in (rows if isinstance(rows, list) else ())
+            if isinstance(row, list) and len(row) > 3 and type(row[3]) is int
+            and begin <= row[3] < self._end_time
+        ]  # fmt: skip
         name = f"{self._data.info.get('name') or 'of a run'}, {self._span.name}"
         return info | {
             "name": name, "duration_ns": self._span.duration, "excerpt": self._span.name,
-            "training": self._training(), "warnings": self._warnings(),
+            "training": self._training(), "warnings": warnings,
         }  # fmt: skip
 
     def _training(self) -> dict[str, Any]:
@@ -164,8 +146,8 @@ class _Excerpt:
         ]  # fmt: skip
         stepped = Counter(row[0] for row in steps)
         if not stepped and len(optimizers) == 1:  # of a long run only the first steps are recorded
-            inside = (self._span.first_op <= step.first_op < self._span.end_op for step in self._marks())
-            stepped = Counter({0: sum(inside)})
+            marks = [step.first_op for step in self._data.steps if step.name == d.OPTIMIZER_STEP]
+            stepped = Counter({0: sum(self._span.first_op <= op < self._span.end_op for op in marks)})
         new = {old: at for at, old in enumerate(sorted(stepped)) if 0 <= old < len(optimizers)}
         kept = [
             {key: item for key, item in optimizers[old].items() if key != "rates"} | {"steps": stepped[old]}
@@ -176,20 +158,6 @@ class _Excerpt:
             "optimizers": kept, "schedulers": [], "count": stepped.total(),
             "steps": [[new[row[0]], *row[1:]] for row in steps if row[0] in new],
         }  # fmt: skip
-
-    def _warnings(self) -> list[Any]:
-        """The warnings that were shown first inside the span."""
-        rows, begin = self._data.info.get("warnings"), self._span.start
-        rows = [row for row in rows if isinstance(row, list)] if isinstance(rows, list) else []
-        return [
-            [*row[:3], row[3] - begin, *row[4:]]
-            for row in rows
-            if len(row) > 3 and type(row[3]) is int and begin <= row[3] < self._end_time
-        ]
-
-    def _marks(self) -> list[d.StepInfo]:
-        """The steps of optimizers, as the recording has them."""
-        return [step for step in self._data.steps if step.name == d.OPTIMIZER_STEP]
 
     def _steps(self) -> list[d.StepInfo]:
         """The steps inside the span."""
@@ -209,31 +177,21 @@ class _Excerpt:
         """The tensors that were captured in the span."""
         producers = self._data.values.producer
         produced = np.append(self._ops[producers] & (producers >= 0), False) if len(self._data.ops) else None
-        steps, calls = {step.name for step in self._steps()}, self._call_keys()
+        steps = {step.name for step in self._steps()}
+        labels, calls = [module.label for module in self._data.modules], self._data.calls
+        rows = np.flatnonzero(self._calls)  # a captured tensor names its call by module and number
+        pairs = zip(calls.module[rows].tolist(), calls.index[rows].tolist(), strict=True)
+        keys = {(labels[module], number) for module, number in pairs}
         captures = []
         for info in self._data.captures:
             inside = info.value >= 0 and produced is not None and bool(produced[info.value])
             if info.step:
                 inside = info.step in steps
             elif info.role == "input":  # it may be older than the span
-                inside = inside or (info.module, info.call) in calls
+                inside = inside or (info.module, info.call) in keys
             if inside:
                 captures.append(replace(info, value=int(self._value_ids[info.value])))
         return captures
-
-    def _call_keys(self) -> set[tuple[str, int]]:
-        """The module calls of the span, as the keys of captured tensors name them."""
-        modules, calls = self._data.modules, self._data.calls
-        labels = [module.label for module in modules]
-        chosen = np.flatnonzero(self._calls)
-        pairs = zip(calls.module[chosen].tolist(), calls.index[chosen].tolist(), strict=True)
-        return {(labels[module], index) for module, index in pairs}
-
-
-def _new_ids(mask: Bools) -> d.I32:
-    """The new id of each row; -1 for rows that are dropped, and for id -1."""
-    ids = np.where(mask, np.cumsum(mask, dtype=np.int32) - np.int32(1), np.int32(-1))
-    return np.append(ids, np.int32(-1)).astype(np.int32)
 
 
 def _rows(columns: T, mask: Bools) -> T:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -50,7 +50,15 @@ def step_span(index: Index, step: Any) -> StepInfo:
         return _merge_steps([steps[last]], f"step {last}")
     numbers = [number for number in sorted(steps) if number in selected]
     if not numbers:
-        raise NothingMatched(f"{Hint.option('step', step)} is not there; {_steps_text(steps)}.")
+        present = sorted(steps)
+        if len(present) == 1:
+            text = f"step {present[0]} alone"
+        elif present[-1] - present[0] == len(present) - 1:
+            text = f"the steps {present[0]} to {present[-1]}"
+        else:
+            listed = ", ".join(map(str, present[:_MAX_LISTED]))
+            text = f"the steps {listed}{', …' if len(present) > _MAX_LISTED else ''}"
+        raise NothingMatched(f"{Hint.option('step', step)} is not there; this recording has {text}.")
     text = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} … {numbers[-1]}"
     return _merge_steps([steps[number] for number in numbers], text)
 
@@ -77,23 +85,12 @@ def _selected_numbers(step: Any) -> range | None:
 
 
 def _merge_steps(steps: list[StepInfo], name: str) -> StepInfo:
-    """One step from the first to the last of several, with what ran in between."""
+    """One step from the beginning of the first to the end of the last."""
     first, last = steps[0], steps[-1]
     end = max(step.start + step.duration for step in steps)
     return StepInfo(
         name, first.first_op, last.end_op, first.first_call, last.end_call, first.start, end - first.start
     )
-
-
-def _steps_text(steps: dict[int, StepInfo]) -> str:
-    """Which steps a recording has, to end a sentence."""
-    numbers = sorted(steps)
-    if len(numbers) == 1:
-        return f"this recording has step {numbers[0]} alone"
-    if numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"this recording has the steps {numbers[0]} to {numbers[-1]}"
-    listed = ", ".join(map(str, numbers[:_MAX_LISTED]))
-    return f"this recording has the steps {listed}{', …' if len(numbers) > _MAX_LISTED else ''}"
 
 
 _BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
@@ -137,51 +134,42 @@ class StepSummary:
     passes: tuple[BackwardPasses, ...] = ()  #: those whose losses are known, in the order of ``losses``
 
 
-#: What `step_numbers` returned, as long as its index lives: the first screen and several checks ask for it.
+#: The results of `step_numbers`, as long as their index lives: the first screen and several checks need them.
 _numbers: Final[WeakKeyDictionary[Index, list[StepSummary]]] = WeakKeyDictionary()
 
 
 def step_summaries(index: Index) -> list[StepSummary]:
-    """Every step of a run, in order."""
+    """Every step of a run, in order, with its peak on the device with the highest peak."""
     steps = step_numbers(index)
-    peaks = _peaks(index, [step.info for step in steps]) if steps else []
-    return [replace(step, peak=peak) for step, peak in zip(steps, peaks, strict=True)]
+    held = memory_of(index) if steps else None
+    if held is None or not held.devices:
+        return list(steps)
+    moments, levels = held.level(held.devices[0])
+    summaries = []
+    for step in steps:
+        start, duration = step.info.start, step.info.duration
+        first = max(int(np.searchsorted(moments, start, side="right")) - 1, 0)
+        end = max(int(np.searchsorted(moments, start + duration)), first + 1)
+        summaries.append(replace(step, peak=int(levels[first:end].max(initial=0))))
+    return summaries
 
 
 def step_numbers(index: Index) -> list[StepSummary]:
     """Every step of a run, in order, without its peak of memory."""
-    if index not in _numbers:
-        _numbers[index] = list(_read_steps(index))
-    return _numbers[index]
-
-
-def _read_steps(index: Index) -> Iterator[StepSummary]:
-    steps = numbered_steps(index)
-    if not steps:
-        return
-    reader = _ScalarReader(index)
-    updates, phase = np.array(scaler_updates(index.raw), dtype=np.int64), index.raw.ops.phase
-    for number, info in steps.items():
+    if index in _numbers:
+        return _numbers[index]
+    summaries: list[StepSummary] = []
+    reader, phase = _ScalarReader(index), index.raw.ops.phase
+    updates = np.array(scaler_updates(index.raw), dtype=np.int64)
+    for number, info in numbered_steps(index).items():
         phases = phase[info.first_op : info.end_op]
         updated = ((updates >= info.first_op) & (updates < info.end_op)).any()
         skipped = bool(updated and (phases == _BACKWARD).any() and not (phases == _OPTIMIZER).any())
         losses, passes = reader.losses(info)
         ops, norm = info.end_op - info.first_op, reader.norm(info)
-        yield StepSummary(number, info, ops, losses, norm, 0, skipped, passes)
-
-
-def _peaks(index: Index, steps: Sequence[StepInfo]) -> list[int]:
-    """The peak of each step, on the device with the highest peak."""
-    held = memory_of(index)
-    if not held.devices:
-        return [0] * len(steps)
-    moments, levels = held.level(held.devices[0])
-    peaks = []
-    for step in steps:
-        first = max(int(np.searchsorted(moments, step.start, side="right")) - 1, 0)
-        end = max(int(np.searchsorted(moments, step.start + step.duration)), first + 1)
-        peaks.append(int(levels[first:end].max(initial=0)))
-    return peaks
+        summaries.append(StepSummary(number, info, ops, losses, norm, 0, skipped, passes))
+    _numbers[index] = summaries
+    return summaries
 
 
 def backward_ops(data: TraceData) -> I64:
@@ -193,16 +181,14 @@ def backward_ops(data: TraceData) -> I64:
     if len(starts) or data.info.get("ops") != "aten":
         return starts
     starts = _ops_named(data, frozenset({"ones_like"}), "aten")
-    return starts[[_starts_backward(data, frame) for frame in data.ops.frame[starts].tolist()]]
-
-
-def _starts_backward(data: TraceData, frame: int) -> bool:
-    """Whether ``backward``, not ``torch.autograd.grad``, makes its first gradient in a frame."""
-    caller = int(data.frames.parent[frame]) if frame >= 0 else -1
-    if caller < 0:
-        return False
-    functions = [data.codes[data.frames.code[at]].function for at in (frame, caller)]
-    return functions == ["_make_grads", "backward"]
+    frames, functions = data.frames, [code.function for code in data.codes]
+    # ``torch.autograd.grad`` makes its first gradient in the same function, but is no backward pass.
+    chosen = []
+    for frame in data.ops.frame[starts].tolist():
+        caller = int(frames.parent[frame]) if frame >= 0 else -1
+        called = caller >= 0 and functions[frames.code[caller]] == "backward"
+        chosen.append(called and functions[frames.code[frame]] == "_make_grads")
+    return starts[chosen]
 
 
 class _ScalarReader:
@@ -215,32 +201,39 @@ class _ScalarReader:
 
     def losses(self, step: StepInfo) -> tuple[tuple[tuple[float, ...], ...], tuple[BackwardPasses, ...]]:
         """The known losses of a step by the line that started their backward pass, and these passes."""
-        by_line: dict[tuple[int, int], list[tuple[float | None, float, float]]] = {}
-        first_ops: dict[tuple[int, int], int] = {}
+        by_line: dict[tuple[int, int], list[tuple[int, int]]] = {}  # the op and the value of each loss
+        frames = self._data.frames
         for op, value, frame in self._roots:
             if step.first_op <= op < step.end_op:
-                line = self._line(frame)
+                # The user's line: a closure's is one, from wherever its optimizer calls it.
+                user = int(self._index.user_frames[frame]) if frame >= 0 else -1
+                line = (int(frames.code[user]), int(frames.line[user])) if user >= 0 else (-1, -1)
                 self._frames.setdefault(line, frame)
-                first_ops.setdefault(line, op)
-                by_line.setdefault(line, []).append(self._loss(value))
+                by_line.setdefault(line, []).append((op, value))
         losses, passes = [], []
-        for line, each in by_line.items():
-            known = [number for number, _, _ in each if number is not None]
+        begins, ends = self._updates
+        for line, roots in by_line.items():
+            numbers = [self._number(self._same_number(value)) for _, value in roots]
+            known = [number for number in numbers if number is not None]
             if known:
                 losses.append(tuple(known))
-                frame, adds_up = self._frames[line], not self._is_in_update(first_ops[line])
-                passes.append(BackwardPasses(frame, len(each), len(known), *each[0][1:], adds_up))
+                first_op, first_value = roots[0]
+                update = int(np.searchsorted(begins, first_op, side="right")) - 1
+                # Each loss of an optimizer's closure is an evaluation of its own.
+                in_update = update >= 0 and bool(first_op < ends[update])
+                frame, divisors = self._frames[line], self._divisors(first_value)
+                passes.append(BackwardPasses(frame, len(roots), len(known), *divisors, not in_update))
         return tuple(losses), tuple(passes)
 
-    def _loss(self, root: int) -> tuple[float | None, float, float]:
-        """A loss, by how much it had been divided, and by how much it is divided after it was read."""
+    def _divisors(self, root: int) -> tuple[float, float]:
+        """The divisor of a loss when it was read, and the further divisor before its backward pass."""
         chain = self._same_number(root)
         shown = next((at for at, value in enumerate(chain) if value in self._read), None)
         if shown is None:
             measured = [at for at, value in enumerate(chain) if self._index.numbers(value) is not None]
             shown = measured[-1] if measured else len(chain) - 1
         divisors = [self._divisor(value) for value in chain]
-        return self._number(chain), math.prod(divisors[shown:]), math.prod(divisors[:shown])
+        return math.prod(divisors[shown:]), math.prod(divisors[:shown])
 
     def _divisor(self, value: int) -> float:
         """The constant that the op which produced a single number divided by; 1 for any other op."""
@@ -253,12 +246,6 @@ class _ScalarReader:
             return 1.0
         return float(constants[0]) if name in _QUOTIENTS else 1 / constants[0]
 
-    def _is_in_update(self, op: int) -> bool:
-        """Whether an optimizer runs an op: each loss of its closure is an evaluation of its own."""
-        begins, ends = self._updates
-        at = int(np.searchsorted(begins, op, side="right")) - 1
-        return at >= 0 and bool(op < ends[at])
-
     @cached_property
     def _updates(self) -> tuple[I64, I64]:
         """Where the steps of optimizers begin and end."""
@@ -267,12 +254,6 @@ class _ScalarReader:
         )
         begins, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
         return begins, ends
-
-    def _line(self, frame: int) -> tuple[int, int]:
-        """The user's line of a frame: a closure's is one, from wherever its optimizer calls it."""
-        frame = int(self._index.user_frames[frame]) if frame >= 0 else -1
-        frames = self._data.frames
-        return (int(frames.code[frame]), int(frames.line[frame])) if frame >= 0 else (-1, -1)
 
     def norm(self, step: StepInfo) -> float | None:
         """The norm of the gradients, as clipping computed it; else from the statistics of the gradients.
@@ -286,17 +267,14 @@ class _ScalarReader:
         if self._several_optimizers:
             return None
         own = [each for each in self._gradients if step.first_op <= each[0] < step.end_op]
-        used = self._read_by_optimizers(step) if own else set()
-        own.sort(key=lambda each: each[2] in used)  # one that an optimizer read wins over a later one
+        if own:
+            ops, first, end = self._data.ops, step.first_op, step.end_op
+            readers = np.repeat(ops.phase[first:end], np.diff(ops.input_offsets[first : end + 1]))
+            reads = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
+            used = set(reads[readers == _OPTIMIZER].tolist())
+            own.sort(key=lambda each: each[2] in used)  # one that an optimizer read wins over a later one
         squares = {name: square for _, name, _, square in own}
         return math.sqrt(sum(squares.values())) if squares else None
-
-    def _read_by_optimizers(self, step: StepInfo) -> set[int]:
-        """The values that the optimizers of a step read."""
-        ops, first, end = self._data.ops, step.first_op, step.end_op
-        readers = np.repeat(ops.phase[first:end], np.diff(ops.input_offsets[first : end + 1]))
-        reads = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
-        return set(reads[readers == _OPTIMIZER].tolist())
 
     # -- numbers -----------------------------------------------------------------------------------------
 
@@ -399,17 +377,15 @@ class _ScalarReader:
         norms = _ops_named(self._data, _NORMS)
         norms = norms[inside[norms] & (np.diff(ops.output_offsets)[norms] == 1)]
         values = ops.outputs[ops.output_offsets[norms]].tolist()
-        callers = map(partial(self._caller, clips), ops.frame[norms].tolist())
+        callers = []
+        for frame in ops.frame[norms].tolist():
+            caller = -1
+            while frame >= 0:
+                parent = int(data.frames.parent[frame])
+                caller = parent if clips[int(data.frames.code[frame])] else caller
+                frame = parent
+            callers.append(caller)
         return list(zip(norms.tolist(), values, callers, strict=True))
-
-    def _caller(self, inside: Sequence[bool], frame: int) -> int:
-        """The frame that called the functions whose codes are ``inside``."""
-        frames, found = self._data.frames, -1
-        while frame >= 0:
-            parent = int(frames.parent[frame])
-            found = parent if inside[int(frames.code[frame])] else found
-            frame = parent
-        return found
 
     @cached_property
     def _gradients(self) -> list[tuple[int, str, int, float]]:

@@ -1,6 +1,6 @@
 """A tensor made small enough to draw: how its numbers are distributed, and the means of as many cells as fit.
 
-What does not fit is averaged, but a NaN or an infinity is never averaged away: its cell is marked.
+Numbers that do not fit are averaged, but a NaN or an infinity is never averaged away: its cell is marked.
 """
 
 from __future__ import annotations

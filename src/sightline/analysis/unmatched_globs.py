@@ -75,7 +75,7 @@ def left_out_text(info: Mapping[str, Any]) -> str:
     return f"{count:,} left out" + (f" by max_bytes={limit:,}" if isinstance(limit, int) else "")
 
 
-def measured_nothing(data: TraceData) -> str:
+def missing_statistics_text(data: TraceData) -> str:
     """Why a recording has no statistics: none were requested, or their globs matched nothing."""
     wrong = [str(each) for each in unmatched(data) if each.option == "stats"]
     return "; ".join(wrong) or f"record with {Hint.recording('stats')} or {_CHECK}"
@@ -98,7 +98,8 @@ def _candidates(
     if argument == "ops":
         return _op_names(data), _is_op
     if option == "capture" and not capture.get("ops"):  # outputs are captured: the module must be called
-        return _paths(data, np.unique(data.calls.module).tolist()), _is_module
+        called = _paths(data, np.unique(data.calls.module).tolist())
+        return called, lambda glob, path: PathPattern(glob).exactly(segments_of(path))
     paths = _paths(data, range(len(data.modules)))
     if argument == "modules":
         return paths, _is_inside
@@ -123,10 +124,6 @@ def _op_names(data: TraceData) -> list[str]:
 
 def _is_op(glob: str, name: str) -> bool:
     return any(op_matches(glob, name, level) for level in LEVELS)
-
-
-def _is_module(glob: str, path: str) -> bool:
-    return PathPattern(glob).exactly(segments_of(path))
 
 
 def _is_inside(glob: str, path: str) -> bool:

@@ -4,7 +4,7 @@ In ``h = self.fc(x)`` that is ``h``. There is a name only if the expression is t
 that it can be trusted; in any doubt (unreadable source, an unknown position) there is none, and no error.
 
 `find_value` goes the other way: the value that a row, an id or a name stands for. A name is the key of a
-capture, a parameter, a module (what it returned) or a variable.
+capture, a parameter, a module (for its result) or a variable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def assigned_name(
 
     ``path`` leads to the tensor in the result: ``""`` for the result itself, ``[1]`` for its second item.
     """
-    target = _read(lines.text(file)).targets.get((line, end_line, column, end_column))
+    target = _parse_source(lines.text(file)).targets.get((line, end_line, column, end_column))
     while target is not None and not isinstance(target, str):
         item = _ITEM.match(path)
         if item is None or int(item[1]) >= len(target):
@@ -50,7 +50,7 @@ def assigned_name(
 
 
 def root_names(index: Index) -> dict[int, str]:
-    """What the user's code calls each module that stands in no other: ``G`` in ``G(noise)``.
+    """The variable of each outermost module in the user's code: ``G`` in ``G(noise)``.
 
     Only where there are several of them, and where all calls of one have the same name.
     """
@@ -62,11 +62,11 @@ def root_names(index: Index) -> dict[int, str]:
         name = None
         if frame >= 0:
             lines, file, line, end_line, column, end_column = _position(index, frame)
-            name = _read(lines.text(file)).called.get((line, end_line, column, end_column))
+            name = _parse_source(lines.text(file)).called.get((line, end_line, column, end_column))
         called.setdefault(int(data.calls.module[call]), set()).add(name)
     names = {module: next(iter(each)) for module, each in called.items() if len(each) == 1}
-    found = {module: name for module, name in names.items() if name is not None}
-    return found if len(called) > 1 and len(set(found.values())) == len(found) else {}
+    known = {module: name for module, name in names.items() if name is not None}
+    return known if len(called) > 1 and len(set(known.values())) == len(known) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def assignments(index: Index) -> Iterator[Assignment]:
 
 
 def returned_assignments(index: Index) -> Iterator[Assignment]:
-    """Assignments of what the user's functions returned: ``loss = step(x)``.
+    """Assignments of the results of the user's functions: ``loss = step(x)``.
 
     Of a function that assigns the variable it returns several times, the last assignment counts.
     """
@@ -126,7 +126,8 @@ def _produced_values(index: Index) -> Iterator[tuple[int, int, int, str]]:
     ops, calls = data.ops, data.calls
     own = np.array([not torch_file(code.file) for code in data.codes] + [False])[data.frames.code]
     own = np.append(own, False)  # frame -1: no source
-    paths = cache(lambda form: _paths(index, form))
+    # A result is the one argument of its form.
+    paths = cache(lambda form: [path.removeprefix("[0]") for path in data.forms[form].slots()])
     for ids, frames, inside, forms, offsets, flat in (
         (np.flatnonzero(ops.parent < 0), _callers(data)[ops.frame], ops.call, ops.result,
          ops.output_offsets, ops.outputs),
@@ -165,18 +166,13 @@ def _position(index: Index, frame: int) -> tuple[SourceFiles, str, int, int, int
     return index.raw.source_lines, file, line, end_line, column, end_column
 
 
-def _paths(index: Index, form: int) -> list[str]:
-    """The paths of the tensors in a result; a result is the one argument of its form."""
-    return [path.removeprefix("[0]") for path in index.raw.forms[form].slots()]
-
-
 @dataclass(frozen=True)
 class _Source:
     """The assignments and returns of one source file."""
 
     targets: dict[Position, Target] = field(default_factory=dict)
     returned: frozenset[Position] = frozenset()  #: whole values of ``return``
-    called: dict[Position, str] = field(default_factory=dict)  #: names of what is called, without ``self``
+    called: dict[Position, str] = field(default_factory=dict)  #: names of called objects, without ``self``
     #: Functions by their first and last line, with the variables that ``return`` names.
     functions: tuple[tuple[int, int, frozenset[str]], ...] = ()
 
@@ -186,7 +182,7 @@ def _returns(
     name: str | None = None,
 ) -> bool:  # fmt: skip
     """Whether a function returns the expression at a position, or the variable it is assigned to."""
-    source = _read(lines.text(file))
+    source = _parse_source(lines.text(file))
     if (line, end_line, column, end_column) in source.returned:
         return True
     enclosing = [each for each in source.functions if each[0] <= line <= each[1]]
@@ -194,7 +190,8 @@ def _returns(
 
 
 @lru_cache(maxsize=256)
-def _read(text: str) -> _Source:
+def _parse_source(text: str) -> _Source:
+    """The assignments, returns and calls of a text; empty if it cannot be parsed."""
     tree = syntax_tree(text)
     if tree is None:
         return _Source()
@@ -231,6 +228,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, Target]]:
 
 
 def _pairs(value: ast.expr, target: Target | None) -> Iterator[tuple[ast.expr, Target]]:
+    """A value and its target; those of the parts where both are tuples of one length."""
     if target is None:
         return
     if isinstance(value, ast.Tuple | ast.List) and isinstance(target, tuple):
@@ -242,6 +240,7 @@ def _pairs(value: ast.expr, target: Target | None) -> Iterator[tuple[ast.expr, T
 
 
 def _target(node: ast.expr) -> Target | None:
+    """The name that an expression assigns to or calls, ``self.x``, or a tuple of names; else None."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -279,8 +278,13 @@ def find_value(index: Index, reference: Any) -> FoundValue:
 
     A row is looked up in the recording it came from: inside the block every snapshot has its own.
     """
+    if isinstance(reference, Value):
+        return FoundValue(reference)
     if isinstance(reference, Row):
-        return FoundValue(_value_of_row(reference))
+        for call in reference.calls[-1:] if isinstance(reference, Module) else [reference]:
+            if isinstance(call, Op | ModuleCall) and len(call.outputs):
+                return FoundValue(call.outputs[0])
+        raise NothingMatched(f"{reference!r} returned no tensor.")
     if isinstance(reference, int) and not isinstance(reference, bool):
         return FoundValue(_value_of_id(index, reference))
     if not isinstance(reference, str):
@@ -291,35 +295,38 @@ def find_value(index: Index, reference: Any) -> FoundValue:
     number = _ID.fullmatch(reference)
     if number:
         return FoundValue(_value_of_id(index, int(number[1])))
-    for look_up in (_captured_value, _named_value, _returned_value):
-        value = look_up(index, reference)
-        if value >= 0:
-            return FoundValue(index.values[value])
-    variable = _assigned_variable(index, reference)
-    if variable is None:
-        raise NothingMatched(_no_value_text(index, reference))
-    in_module = "." in reference
+    value = _recorded_value(index, reference)
+    if value >= 0:
+        return FoundValue(index.values[value])
+    # A variable of a function that ran in a module, ``blocks.0.attn.q``, or outside all, ``loss``.
+    variables, in_module = list(_variables(index)), "." in reference
+    matches = [each for each, names in variables if reference in names]
+    if not matches and not in_module:  # or of any function: the last value it had counts
+        matches = [each for each, _ in variables if each.name == reference]
+        matches += [each for each in returned_assignments(index) if each.name == reference]
+    if not matches:
+        raise _no_value(index, reference)
+    variable = max(matches, key=lambda each: each.value)
     return FoundValue(index.values[variable.value], None if in_module else index.frames[variable.frame])
 
 
-def _no_value_text(index: Index, name: str) -> str:
+def _no_value(index: Index, name: str) -> NothingMatched:
     """The error for a name without a value: a module that returned none, or the nearest names."""
     for module in index.modules:
         if name in module.aliases or (not module.path and name == module.type):
             if module.calls:
-                return f"{name!r} is a module that returned no tensor."
-            return f"{name!r} is a module that was never called in this recording: there is no value of it."
-    names = did_you_mean(name, (each for each in _all_names(index) if each != name))
-    return f"{name!r} names no value, module or variable of this trace{names}"
-
-
-def _value_of_row(row: Row) -> Value:
-    if isinstance(row, Value):
-        return row
-    for call in row.calls[-1:] if isinstance(row, Module) else [row]:
-        if isinstance(call, Op | ModuleCall) and len(call.outputs):
-            return call.outputs[0]
-    raise NothingMatched(f"{row!r} returned no tensor.")
+                return NothingMatched(f"{name!r} is a module that returned no tensor.")
+            return NothingMatched(
+                f"{name!r} is a module that was never called in this recording: there is no value of it."
+            )
+    names = [module.path for module in index.modules if module.calls]
+    names += [index.name(id) for id in np.unique(index.raw.values.name).tolist()]
+    for each, qualified in _variables(index):
+        names += [*qualified, each.name]
+    names += [each.name for each in returned_assignments(index)]
+    names += [each.key for each in index.raw.captures]
+    near = did_you_mean(name, (each for each in names if each != name))
+    return NothingMatched(f"{name!r} names no value, module or variable of this trace{near}")
 
 
 def _value_of_id(index: Index, id: int) -> Value:
@@ -330,68 +337,33 @@ def _value_of_id(index: Index, id: int) -> Value:
     return index.values[id]
 
 
-def _captured_value(index: Index, key: str) -> int:
-    return next((each.value for each in reversed(index.raw.captures) if each.key == key), -1)
-
-
-def _named_value(index: Index, name: str) -> int:
-    """The parameter, gradient or state of this name, as it was at the end of the recording."""
+def _recorded_value(index: Index, name: str) -> int:
+    """The value of a capture, of a named tensor at the end of the run, or of a module's last result."""
+    captured = next((each.value for each in reversed(index.raw.captures) if each.key == name), -1)
+    if captured >= 0:
+        return captured
     names, values = index.raw.names, index.raw.values
-    if name not in names:
-        return -1
-    ids = np.flatnonzero(values.name == names.index(name))
-    if not len(ids):
-        return -1
-    newest = int(ids[-1])
-    for version in np.flatnonzero(values.previous >= 0).tolist():  # a version is later than what it replaces
-        if values.previous[version] == newest:
-            newest = version
-    return newest
-
-
-def _returned_value(index: Index, path: str) -> int:
-    """What the last call of a module returned."""
+    ids = np.flatnonzero(values.name == names.index(name)).tolist() if name in names else []
+    if ids:
+        newest: int = ids[-1]
+        for version in np.flatnonzero(values.previous >= 0).tolist():  # in the order of the run
+            if values.previous[version] == newest:
+                newest = version
+        return newest
     for module in index.modules:
-        if path in module.aliases or (not module.path and path == module.type):
+        if name in module.aliases or (not module.path and name == module.type):
             for call in reversed(module.calls):
                 if len(call.outputs):
                     return call.outputs[0].id
     return -1
 
 
-def _assigned_variable(index: Index, name: str) -> Assignment | None:
-    """A variable of a function that ran in a module, ``blocks.0.attn.q``, or outside all, ``loss``.
-
-    A name without a module may also be a variable of any function; the last value it had counts.
-    """
-    variables = list(_variables(index))
-    matches = [each for each, names in variables if name in names]
-    if not matches and "." not in name:
-        matches = [each for each, _ in variables if each.name == name]
-        matches += [each for each in returned_assignments(index) if each.name == name]
-    return max(matches, key=lambda each: each.value, default=None)
-
-
 def _variables(index: Index) -> Iterator[tuple[Assignment, list[str]]]:
-    """Each assignment to a variable, and the names it goes by: ``blocks.0.attn.q``, ``Net.q``."""
+    """Each assignment to a variable, and its qualified names: ``blocks.0.attn.q``, ``Net.q``."""
     for each in assignments(index):
-        paths = _module_names(index.module_calls[each.call] if each.call >= 0 else None)
+        if each.call < 0:
+            yield each, [each.name]
+            continue
+        module = index.module_calls[each.call].module
+        paths = module.aliases if module.path else (*module.aliases, module.type)
         yield each, [f"{path}.{each.name}" if path else each.name for path in paths]
-
-
-def _module_names(call: ModuleCall | None) -> tuple[str, ...]:
-    """The names the module of a call goes by; the empty one for the model itself and outside of it."""
-    if call is None:
-        return ("",)
-    module = call.module
-    return module.aliases if module.path else (*module.aliases, module.type)
-
-
-def _all_names(index: Index) -> Iterator[str]:
-    """Every name that stands for a value."""
-    yield from (module.path for module in index.modules if module.calls)
-    yield from (index.name(id) for id in np.unique(index.raw.values.name).tolist())
-    for each, names in _variables(index):
-        yield from (*names, each.name)
-    yield from (each.name for each in returned_assignments(index))
-    yield from (each.key for each in index.raw.captures)

@@ -15,7 +15,7 @@ import numpy as np
 from sightline._version import __version__
 from sightline.analysis.memory import usage_of
 from sightline.analysis.op_text import argument_names, short_name
-from sightline.analysis.problems import find, not_looked_at
+from sightline.analysis.problems import find, gap_texts
 from sightline.analysis.problems.problem import Problem
 from sightline.analysis.row_groups import flat_positions
 from sightline.analysis.select import model_part
@@ -266,7 +266,7 @@ def _problems(index: Index, kept: KeptRows) -> dict[str, Any]:
         problem_row(problem) | {"op": kept.ops.one(problem.op), "value": kept.values.one(problem.value)}
         for problem in find(index)
     ]
-    return {"found": found, "notLookedAt": not_looked_at(index)}
+    return {"found": found, "notLookedAt": gap_texts(index)}
 
 
 def problem_row(problem: Problem) -> dict[str, Any]:

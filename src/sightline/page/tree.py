@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.cost import made_bytes
+from sightline.analysis.cost import created_bytes
 from sightline.analysis.fold import Repeat, Variation, fold, length_of
 from sightline.analysis.producers import written_calls
 from sightline.analysis.select import model_part
@@ -389,7 +389,7 @@ class _Builder:
             np.subtract.at(alone, ops.parent[apart], took[apart])
             holds = np.bincount(ops.parent[ops.parent >= 0], minlength=len(ops)) > 0
             own[0] = np.where(is_op & (self._parent[op] < 0), np.maximum(alone, 0)[op], 0)
-            own[1] = np.where(is_op, made_bytes(self._data)[op], 0)
+            own[1] = np.where(is_op, created_bytes(self._data)[op], 0)
             own[2] = np.where(is_op & ~holds[op], np.maximum(ops.flops[op], 0), 0)
         sums = np.concatenate([np.zeros((3, 1), dtype=np.int64), np.cumsum(own, axis=1)], axis=1)
         time, memory, flops = sums[:, ends] - sums[:, :-1]

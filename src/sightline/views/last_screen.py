@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sightline.analysis.problems import FIRST, Problem, find, looked_for, not_looked_at
+from sightline.analysis.problems import FIRST, Problem, find, gap_texts, kinds_text
 from sightline.views.problems import MARGIN, SURE, indented, severity_counts, severity_span, wrap_text
 from sightline.views.rendering import WIDTH, Block, Line, Span, View, cut, height, line, width
 
@@ -115,14 +115,14 @@ def _without_note(problem: Problem) -> Problem:
 
 def _no_problems(trace: Trace, columns: int) -> Iterator[Line]:
     yield line(("problems: ", "dim"), ("none", "title"), f" found in {len(trace.ops):,} ops")
-    yield from (line((text, "dim")) for text in wrap_text(f"looked for {looked_for()}", columns, "  "))
+    yield from (line((text, "dim")) for text in wrap_text(f"looked for {kinds_text()}", columns, "  "))
     yield from _unchecked(trace, 6, columns)
 
 
 def _unchecked(trace: Trace, room: int, columns: int) -> list[Line]:
     """What could not be checked, in at most ``room`` lines of whole sentences."""
     lines: list[Line] = []
-    for each in not_looked_at(trace.index):
+    for each in gap_texts(trace.index):
         texts = wrap_text(each, columns, "  ")
         if len(lines) + len(texts) <= room:
             lines += [line((text, "dim"), hang=2) for text in texts]

@@ -106,7 +106,7 @@ def _origin_lines(lineage: Lineage, room: int) -> Iterator[Line]:
         if not origin.name and not origin.sources:
             place, made = "", f"with {_leaf_text(values[origin.path[-1]])}"
         where = f"{' at' if place else ''} {printable(place)}{', ' if place else ''}{made}"
-        head = f"{origin.what} first appears{where}"
+        head = f"{origin.trait} first appears{where}"
         yield line((cut(head, max(room - width(chain) - 2, len(place) + 30)), "warn"), f": {chain}", hang=2)
 
 

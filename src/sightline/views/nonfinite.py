@@ -16,7 +16,7 @@ from sightline.analysis.nonfinite import (
     nonfinite_sources,
 )
 from sightline.analysis.nonfinite_spread import Spread
-from sightline.analysis.unmatched_globs import measured_nothing
+from sightline.analysis.unmatched_globs import missing_statistics_text
 from sightline.data.index import Index
 from sightline.hints import Hint
 from sightline.notation import value_text
@@ -41,7 +41,7 @@ def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
     if not count and index.raw.info.get("check"):
         return View((line("no NaN or Inf in the results of the ops that were checked"),))
     if not count:
-        return View((line(f"Nothing was measured: {measured_nothing(index.raw)}."),))
+        return View((line(f"Nothing was measured: {missing_statistics_text(index.raw)}."),))
     ops = findings(index, globs)
     sources = [line((str(source), "error"), hang=2) for source in nonfinite_sources(index)]
     if not ops:

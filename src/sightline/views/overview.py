@@ -261,7 +261,7 @@ def _problems(trace: Trace) -> Iterator[Line]:
     if parts:
         yield line(title, *parts[1:], f": {Hint.view('problems')}", hang=_MARGIN)
         return
-    unseen = ", ".join(each.what for each in gaps(trace.index) if each.what)
+    unseen = ", ".join(each.subject for each in gaps(trace.index) if each.subject)
     yield line(title, "none found" + (f"; not looked at: {unseen}" if unseen else ""), hang=_MARGIN)
 
 

@@ -12,8 +12,8 @@ from sightline.analysis.problems import (
     Problem,
     Severity,
     find,
-    looked_for,
-    not_looked_at,
+    gap_texts,
+    kinds_text,
 )
 from sightline.argument_checks import argument_text
 from sightline.data.trace_data import ModuleInfo
@@ -59,7 +59,7 @@ def problem_list(
         )
     selected = [each for each in found if kind in (None, each.kind)]
     head = _head(selected, where, module, kind, scope)
-    unchecked = [] if kind is not None else not_looked_at(trace.index)
+    unchecked = [] if kind is not None else gap_texts(trace.index)
 
     def fit(room: int) -> list[Block]:
         room = min(room, WIDTH)
@@ -68,7 +68,7 @@ def problem_list(
             blocks += [line(), *problem_lines(each, room)]
         if not selected and kind is None and module is None and len(trace.ops):
             blocks += _dim_lines(
-                f"looked for {looked_for()}{', and what differs between ranks' * bool(more_kinds)}", room
+                f"looked for {kinds_text()}{', and what differs between ranks' * bool(more_kinds)}", room
             )
         gap = [line()] if selected and unchecked else []
         return [*blocks, *gap, *(each for text in unchecked for each in _dim_lines(text, room))]

@@ -1,4 +1,4 @@
-"""What looks wrong in a run: `find` runs every check of `CHECKS`.
+"""Problems of a run: `find` runs every check of `CHECKS`.
 
 A check stays silent where it cannot be sure: missing a problem is better than a false alarm.
 """
@@ -62,7 +62,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     gradients.unused_parameter,
     training_loop.parameters_without_optimizer,
     run_modes.training_mode_in_evaluation,
-    run_modes.training_mode_of_what_is_not_trained,
+    run_modes.training_mode_of_untrained_model,
     run_modes.evaluation_mode_in_training,
     run_modes.dropout_in_evaluation,
     training_loop.scheduler_out_of_order,
@@ -105,69 +105,65 @@ def find(index: Index) -> list[Problem]:
 class Gap:
     """Something that no check could look at."""
 
-    what: str  #: in a few words, to end a sentence; empty where there was nothing to look at
+    subject: str  #: in a few words, to end a sentence; empty where there was nothing to look at
     text: str  #: a sentence, with the option that would record it
 
 
 def gaps(index: Index) -> list[Gap]:
-    """What this recording holds too little to check."""
+    """The kinds of problems that this recording holds too little to check."""
     context = ProblemContext(index)
     data = context.data
-    found = [Gap("what ran last", CUT_SHORT)] if data.info.get("unfinished") else []
+    result = [Gap("what ran last", CUT_SHORT)] if data.info.get("unfinished") else []
     if not len(data.ops) and not len(data.calls):
-        return [*found, Gap("", "nothing was recorded, so nothing was looked at")]
+        return [*result, Gap("", "nothing was recorded, so nothing was looked at")]
     if not context.aten.any():
-        found.append(
+        result.append(
             Gap(
                 "aten ops", f"aten ops were not recorded: {Hint.recording('ops', 'both')} finds most problems"
             )
         )
     elif not (data.ops.phase == BACKWARD).any():
-        found.append(Gap("", "no backward pass ran: with one, parameters without a gradient are found"))
+        result.append(Gap("", "no backward pass ran: with one, parameters without a gradient are found"))
     elif not context.complete:
         text = f"{context.gap}: parameters without a gradient were not looked for"
-        found.append(Gap("parameters without a gradient", text))
+        result.append(Gap("parameters without a gradient", text))
     opaque = int((data.ops.flavour == FLAVOURS.index("opaque")).sum())
     if opaque:
         text = f'{opaque:,} calls of compiled code were not looked into: compiled="eager" shows their ops'
-        found.append(Gap("compiled code", text))
+        result.append(Gap("compiled code", text))
     if threads := other_threads(data):
-        found.append(Gap("other threads", threads))
+        result.append(Gap("other threads", threads))
     external = int((data.values.kind == VALUE_KINDS.index("external")).sum())
     if external and not threads:
         text = (
             f"{external:,} tensors came from code that was not recorded, such as another thread: what made "
             "them was not looked at"
         )
-        found.append(Gap("other threads", text))
+        result.append(Gap("other threads", text))
     if not len(data.stats) and "stats" not in (data.info.get("asked") or ()):
         text = (
             f"statistics were not taken: {Hint.recording('stats')} finds NaN, dead or saturated activations, "
             "masks that leave out everything, targets out of range, results that differ"
         )
-        found.append(Gap("the numbers in tensors (no statistics)", text))
-    elif _has_unmeasured_integers(context):
-        text = "integers and masks that ops return were not measured, only those that modules were given"
-        found.append(Gap("the values of integers", text))
+        result.append(Gap("the numbers in tensors (no statistics)", text))
+    else:
+        integers = context.of_meta(lambda meta: meta.dtype.startswith(("int", "uint", "bool")))
+        integers[data.stats.value] = False
+        if (integers & (data.values.producer >= 0)).any():
+            text = "integers and masks that ops return were not measured, only those that modules were given"
+            result.append(Gap("the values of integers", text))
     if context.aten.any() and not context.derived(LoopRecord).optimizers:
-        found.append(Gap("", "no optimizer stepped: with steps, mistakes of the training loop are found"))
-    return found
+        result.append(Gap("", "no optimizer stepped: with steps, mistakes of the training loop are found"))
+    return result
 
 
-def _has_unmeasured_integers(context: ProblemContext) -> bool:
-    """Whether ops returned integers or masks whose values are not known."""
-    integers = context.of_meta(lambda meta: meta.dtype.startswith(("int", "uint", "bool")))
-    integers[context.data.stats.value] = False
-    return bool((integers & (context.data.values.producer >= 0)).any())
-
-
-def not_looked_at(index: Index) -> list[str]:
-    """What this recording holds too little to check, each with the option that would record it."""
+def gap_texts(index: Index) -> list[str]:
+    """A sentence for each gap of this recording, with the option that would record it."""
     return [gap.text for gap in gaps(index)]
 
 
-def looked_for() -> str:
-    """What the checks look for, in one sentence."""
+def kinds_text() -> str:
+    """The kinds of problems that the checks look for, in one sentence."""
     return (
         f"{len(KINDS)} kinds: numbers that are not finite, gradients, losses and their targets, the training "
         "loop, modes, shapes, precision, activations, weights, kept graphs, repeated work, reads by the host"
@@ -184,7 +180,7 @@ __all__ = [
     "Problem",
     "Severity",
     "find",
+    "gap_texts",
     "gaps",
-    "looked_for",
-    "not_looked_at",
+    "kinds_text",
 ]

@@ -43,18 +43,36 @@ _MASK_LEVEL: Final = -1e4  #: a mask fills with a number at most this
 )
 def dead_activation(context: ProblemContext) -> Iterator[Finding]:
     """A rectifier that gives zero for every element in every call, though its input varies."""
+    stats = context.data.stats
     for ops in _measured_lines(context, RECTIFIERS | _RECTIFIES_AT):
         op, row = ops[0], _input_row(context, ops[0])
         if context.name(op) in _RECTIFIES_AT and not _rectifies(context, op):
             continue
-        if all(_is_zero(context, each) for each in ops) and not _starts_at_zero(context, op):
-            high = number_text(float(context.data.stats.max[row]))
-            what = f"gives zero for all {context.meta(context.outputs(op)[0])}"
-            yield _finding(context, ops, what, f": the largest it is given is {high}")
+        pairs = [(_input_row(context, each), _output_row(context, each)) for each in ops]
+        zero = all(
+            taken >= 0 and stats.min[taken] < stats.max[taken]
+            and stats.min[given] == stats.max[given] == 0 and not stats.nans[given]
+            for taken, given in pairs
+        )  # fmt: skip
+        if zero and not _has_constant_weight(context, context.producer(context.inputs(op)[0])):
+            high = number_text(float(stats.max[row]))
+            effect = f"gives zero for all {context.meta(context.outputs(op)[0])}"
+            yield _finding(context, ops, effect, f": the largest it is given is {high}")
+
+
+def _has_constant_weight(context: ProblemContext, layer: int) -> bool:
+    """Whether a layer's op has a weight of one number: some are initialised to zero on purpose."""
+    stats = context.data.stats
+    for value in context.inputs(layer) if layer >= 0 else ():
+        row = context.stat(value)
+        if context.kind(value) == "parameter" and len(context.meta(value).shape) > 1 and row >= 0:
+            if stats.min[row] == stats.max[row]:
+                return True
+    return False
 
 
 def _rectifies(context: ProblemContext, op: int) -> bool:
-    """Whether a clamp or a maximum is a rectifier: at zero, of what a layer computed."""
+    """Whether a clamp or a maximum is a rectifier: at zero, of the result of a layer."""
     producer = computed_by(context, context.inputs(op)[0])
     if producer < 0 or context.name(producer) not in MATMULS | _NORMS:
         return False
@@ -63,24 +81,6 @@ def _rectifies(context: ProblemContext, op: int) -> bool:
         return bound == 0
     row = context.stat(context.inputs(op)[-1])
     return row >= 0 and bool(context.data.stats.min[row] == context.data.stats.max[row] == 0)
-
-
-def _is_zero(context: ProblemContext, op: int) -> bool:
-    stats, row, input_row = context.data.stats, _output_row(context, op), _input_row(context, op)
-    varies = input_row >= 0 and stats.min[input_row] < stats.max[input_row]
-    return bool(varies and stats.min[row] == 0 and stats.max[row] == 0 and not stats.nans[row])
-
-
-def _starts_at_zero(context: ProblemContext, op: int) -> bool:
-    """Whether the layer before an op has a constant weight: some are initialised to zero on purpose."""
-    stats = context.data.stats
-    producer = context.producer(context.inputs(op)[0])
-    for value in context.inputs(producer) if producer >= 0 else ():
-        row = context.stat(value)
-        if context.data.values.kind[value] == KINDS.index("parameter") and row >= 0:
-            if len(context.meta(value).shape) > 1 and stats.min[row] == stats.max[row]:
-                return True
-    return False
 
 
 @check(
@@ -93,13 +93,14 @@ def saturated_activation(context: ProblemContext) -> Iterator[Finding]:
     """A tanh or sigmoid that is at one of its bounds for every element in every call."""
     stats = context.data.stats
     for ops in _measured_lines(context, _BOUNDED):
-        if all(_is_saturated(context, op) for op in ops) or all(_is_flooded(context, op) for op in ops):
-            op, row = ops[0], _input_row(context, ops[0])
+        saturated = all(_is_saturated(context, op) for op in ops)
+        if saturated or all(_is_flooded(context, op) for op in ops):
+            row = _input_row(context, ops[0])
             bounds = (stats.min, stats.max)
             low, high = (number_text(float(bound[row])) if row >= 0 else "?" for bound in bounds)
-            nearly = "" if all(_is_saturated(context, each) for each in ops) else "nearly "
-            what = f"is at its bound for {nearly}all {context.meta(context.outputs(op)[0])}"
-            yield _finding(context, ops, what, f": it is given {low} … {high}")
+            nearly = "" if saturated else "nearly "
+            effect = f"is at its bound for {nearly}all {context.meta(context.outputs(ops[0])[0])}"
+            yield _finding(context, ops, effect, f": it is given {low} … {high}")
 
 
 def _is_flooded(context: ProblemContext, op: int) -> bool:
@@ -137,12 +138,12 @@ def masks_everything(context: ProblemContext) -> Iterator[Finding]:
     for ops in context.derived(_masking_lines):
         row = _output_row(context, ops[0])
         level = "-inf" if stats.infs[row] else number_text(float(stats.max[row]))
-        what = f"masks all {context.meta(context.outputs(ops[0])[0])} with {level}"
-        yield replace(_finding(context, ops, what), why=_mask_sense(context, ops[0]))
+        effect = f"masks all {context.meta(context.outputs(ops[0])[0])} with {level}"
+        yield replace(_finding(context, ops, effect), why=_mask_sense(context, ops[0]))
 
 
 def _mask_sense(context: ProblemContext, op: int) -> str:
-    """What True means to the function that masks, and what the mask is here; empty for a mask of numbers."""
+    """How the function that masks understands True, and how it differs here; empty for a mask of numbers."""
     written, name = context.written(op).rpartition(".")[2], context.name(op).rstrip("_")
     if "multi_head_attention" in written:
         sense = (
@@ -184,7 +185,7 @@ def _masks_all(context: ProblemContext, op: int) -> bool:
     same_shape = [each for each in context.inputs(op) if context.meta(each).shape == shape]
     rows = [context.stat(each) for each in same_shape if not _is_low(context, each)]
     varies = any(at >= 0 and stats.min[at] < stats.max[at] for at in rows)
-    if context.name(op) in _SUMS:  # the mask is what is added
+    if context.name(op) in _SUMS:  # the mask is the other summand
         return varies and any(_is_low(context, each) for each in context.inputs(op))
     row = context.stat(value)
     return bool(varies and (stats.infs[row] or stats.min[row] == stats.max[row]))
@@ -227,8 +228,8 @@ def _input_row(context: ProblemContext, op: int) -> int:
     return row if row >= 0 or base < 0 else context.stat(base)
 
 
-def _finding(context: ProblemContext, ops: list[int], what: str, cause: str = "") -> Finding:
-    title = f"{context.written(ops[0])} {what} in {len(ops)} of {len(ops)} calls{cause}"
+def _finding(context: ProblemContext, ops: list[int], effect: str, cause: str = "") -> Finding:
+    title = f"{context.written(ops[0])} {effect} in {len(ops)} of {len(ops)} calls{cause}"
     return context.finding(title, ops[0], context.outputs(ops[0])[0])
 
 
@@ -246,50 +247,30 @@ def dead_layer(context: ProblemContext) -> Iterator[Finding]:
     """
     if not len(context.data.stats):
         return
-    constant, varying = _constant_and_varying(context)
-    calls = context.data.calls
-    on_purpose: set[int] = set()  # modules whose weights were constant at their first call
-    for call in _flat_calls(context, constant):
-        value = int(calls.outputs[calls.output_offsets[call]])
-        inputs = calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]]
-        module = int(calls.module[call])
-        if _may_be_flat(context, call, varying):
-            on_purpose.add(module)
-        elif varying[inputs].any() and module not in on_purpose and not _is_activation(context, value):
-            stats = context.index.numbers(value)
-            level = number_text(stats.max) if stats is not None and stats.max else "zero"
-            title = f"the output {context.meta(value)} is {level} everywhere, though its input varies"
-            yield context.finding(title, context.producer(value), value)
-
-
-def _is_activation(context: ProblemContext, value: int) -> bool:
-    """Whether the checks above cover it."""
-    producer = context.producer(value)
-    return context.name(producer) in RECTIFIERS or is_masked(context, producer)
-
-
-def _flat_calls(context: ProblemContext, constant: Mask) -> list[int]:
-    """The calls whose first output is large and constant, and was computed by them: not by a submodule."""
-    calls, values = context.data.calls, context.data.values
+    calls, values, stats = context.data.calls, context.data.values, context.data.stats
+    constant, varying = np.zeros((2, len(values)), dtype=np.bool_)  # one number throughout, or several
+    finite = (stats.nans == 0) & (stats.infs == 0)
+    constant[stats.value] = finite & (stats.min == stats.max)
+    varying[stats.value] = finite & (stats.min < stats.max)
     chosen = np.flatnonzero((calls.phase == FORWARD) & (np.diff(calls.output_offsets) > 0))
     outputs = calls.outputs[calls.output_offsets[chosen]]
     producers = values.producer[outputs]
     op_call = np.append(context.data.ops.call, -1)  # producer -1 reads the appended entry
-    own = (producers >= 0) & (op_call[producers] == chosen)
+    own = (producers >= 0) & (op_call[producers] == chosen)  # not computed by a submodule
     large = context.of_meta(lambda meta: meta.numel >= _MIN_ELEMENTS)
-    flat: list[int] = chosen[own & constant[outputs] & large[outputs]].tolist()
-    return flat
-
-
-def _constant_and_varying(context: ProblemContext) -> tuple[Mask, Mask]:
-    """Which values were measured to be one number throughout, and which to be several."""
-    stats = context.data.stats
-    constant = np.zeros(len(context.data.values), dtype=np.bool_)
-    varying = constant.copy()
-    finite = (stats.nans == 0) & (stats.infs == 0)
-    constant[stats.value] = finite & (stats.min == stats.max)
-    varying[stats.value] = finite & (stats.min < stats.max)
-    return constant, varying
+    on_purpose: set[int] = set()  # modules whose weights were constant at their first call
+    for call in chosen[own & constant[outputs] & large[outputs]].tolist():
+        value = int(calls.outputs[calls.output_offsets[call]])
+        producer, module = context.producer(value), int(calls.module[call])
+        if _may_be_flat(context, call, varying):
+            on_purpose.add(module)
+        elif varying[calls.inputs_of(call)].any() and module not in on_purpose:
+            if context.name(producer) in RECTIFIERS or is_masked(context, producer):
+                continue  # the checks above report it
+            numbers = context.index.numbers(value)
+            level = number_text(numbers.max) if numbers is not None and numbers.max else "zero"
+            title = f"the output {context.meta(value)} is {level} everywhere, though its input varies"
+            yield context.finding(title, producer, value)
 
 
 def _may_be_flat(context: ProblemContext, call: int, varying: Mask) -> bool:
@@ -331,10 +312,14 @@ def changed_before_skip(context: ProblemContext) -> Iterator[Finding]:
     in_place = context.forward & context.named(_IN_PLACE) & ((ops.flags & MUTATES) != 0)
     for op in np.flatnonzero(in_place & (ops.call >= 0)).tolist():
         before, after = next(iter(context.inputs(op)), -1), next(iter(context.outputs(op)), -1)
-        call = _owner(context, op, before)
-        if before < 0 or after < 0 or call < 0:
+        # The outermost call around the op that takes the tensor. One of at most two ops is the activation
+        # module itself, whose job is to change its input.
+        owner, call = -1, int(ops.call[op])
+        while call >= 0 and before in calls.inputs_of(call):
+            owner, call = call, int(calls.parent[call])
+        if before < 0 or after < 0 or owner < 0 or calls.end_op[owner] - calls.first_op[owner] <= 2:
             continue
-        end = int(calls.end_op[call])
+        end = int(calls.end_op[owner])
         joins = [user for user in context.users(after) if user < end and context.name(user) in _JOINS]
         for join in joins:
             others = [value for value in context.inputs(join) if value != after]
@@ -345,21 +330,6 @@ def changed_before_skip(context: ProblemContext) -> Iterator[Finding]:
                 )
                 yield context.finding(title, op, before)
                 break
-
-
-def _owner(context: ProblemContext, op: int, value: int) -> int:
-    """The outermost call around an op that has a tensor among its inputs; -1 without one.
-
-    A call of at most two ops is the activation module itself, whose job is to change its input.
-    """
-    calls = context.data.calls
-    owner, call = -1, int(context.data.ops.call[op])
-    while call >= 0:
-        if value not in calls.inputs_of(call):
-            break
-        owner, call = call, int(calls.parent[call])
-    large = owner >= 0 and int(calls.end_op[owner]) - int(calls.first_op[owner]) > 2
-    return owner if large else -1
 
 
 def _comes_from(context: ProblemContext, value: int, source: int, after: int) -> bool:

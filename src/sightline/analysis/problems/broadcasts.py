@@ -10,7 +10,7 @@ import numpy as np
 from sightline.analysis.problems.context import MATMULS, RANDOM, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.data.file_owners import torch_file
-from sightline.data.trace_data import KINDS, REQUIRES_GRAD, TensorMeta
+from sightline.data.trace_data import REQUIRES_GRAD
 
 _ARITHMETIC: Final = frozenset("add sub mul div rsub".split())
 _REDUCTIONS: Final = frozenset(
@@ -62,40 +62,25 @@ def rows_against_columns(context: ProblemContext) -> Iterator[Finding]:
         reduction = _row_reduction(context, narrow)
         if reduction < 0:
             continue
-        if _same_origin(context, context.inputs(reduction)[0], wide) or _has_features(context, wide):
-            yield _finding(context, op, reduction, wide, narrow)
-
-
-def _finding(context: ProblemContext, op: int, reduction: int, wide: int, narrow: int) -> Finding:
-    """At the line that lost the dimension, or at the op's if that is a line of a library."""
-    at = op if context.own_place(int(context.frames[reduction])) else reduction
-    dropped, applied = (_text(context, each, elsewhere=at) for each in (reduction, op))
-    title = (
-        f"{dropped} drops the last dimension of {context.meta(context.inputs(reduction)[0])}: {applied} of "
-        f"{context.meta(wide)} and {context.meta(narrow)} then applies the number of each row to a column"
-    )
-    return context.finding(title, at, narrow, _repair(context, reduction))
-
-
-def _text(context: ProblemContext, op: int, elsewhere: int) -> str:
-    """The name of an op, with its line where that is not the line of another."""
-    same = context.line(op) == context.line(elsewhere)
-    return context.written(op).rpartition(".")[2] if same else context.at_line(op)
-
-
-def _repair(context: ProblemContext, reduction: int) -> str:
-    """How a vector keeps the dimension that an op dropped."""
-    rows, name = (
-        context.meta(context.outputs(reduction)[0]).shape[0],
-        context.written(reduction).rpartition(".")[2],
-    )
-    if context.name(reduction) == "squeeze":
-        how = "Drop the squeeze"
-    elif context.name(reduction) == "select":
-        how = "Index with a range (x[:, 2:3] for x[:, 2])"
-    else:
-        how = f"Give {name} keepdim=True"
-    return f"It runs only because there are as many rows as columns. {how}, so that it stays [{rows}, 1]."
+        if not (_same_origin(context, context.inputs(reduction)[0], wide) or _has_features(context, wide)):
+            continue
+        # At the line that lost the dimension, or at the op's if that is a line of a library.
+        at = op if context.own_place(int(context.frames[reduction])) else reduction
+        names = {each: context.written(each).rpartition(".")[2] for each in (reduction, op)}
+        dropped, applied = (
+            name if context.line(each) == context.line(at) else context.at_line(each)
+            for each, name in names.items()
+        )
+        title = (
+            f"{dropped} drops the last dimension of {context.meta(context.inputs(reduction)[0])}: "
+            f"{applied} of {context.meta(wide)} and {context.meta(narrow)} then applies the number of "
+            "each row to a column"
+        )
+        repairs = {"squeeze": "Drop the squeeze", "select": "Index with a range (x[:, 2:3] for x[:, 2])"}
+        how = repairs.get(context.name(reduction), f"Give {names[reduction]} keepdim=True")
+        rows = context.meta(context.outputs(reduction)[0]).shape[0]
+        why = f"It runs only because there are as many rows as columns. {how}, so that it stays [{rows}, 1]."
+        yield context.finding(title, at, narrow, why)
 
 
 def _row_reduction(context: ProblemContext, value: int) -> int:
@@ -110,7 +95,16 @@ def _row_reduction(context: ProblemContext, value: int) -> int:
             return -1
         before, after = context.meta(source).shape, context.meta(value).shape
         if len(before) == 2 and len(after) == 1 and (name in _REDUCTIONS or name in _SELECTS):
-            return producer if _reduces_last(context, producer, before) else -1
+            dims: list[int] = []
+            for arg in context.args(producer):
+                items = arg if isinstance(arg, list | tuple) else [arg]
+                dims += [item for item in items if type(item) is int]
+            if name == "select":
+                dims = dims[:1]
+            last = any(dim in (-1, 1) for dim in dims) and 0 not in dims
+            if name == "squeeze" and not dims:
+                last = before[1] == 1
+            return producer if last else -1
         if name not in _ELEMENTWISE:
             return -1
         same_shape = [value for value in context.inputs(producer) if context.meta(value).shape == after]
@@ -118,21 +112,6 @@ def _row_reduction(context: ProblemContext, value: int) -> int:
             return -1
         value = same_shape[0]
     return -1
-
-
-def _reduces_last(context: ProblemContext, op: int, before: tuple[int, ...]) -> bool:
-    """Whether an op reduces the last dimension."""
-    dims: list[int] = []
-    for arg in context.args(op):
-        if type(arg) is int:
-            dims.append(arg)
-        elif isinstance(arg, list | tuple):
-            dims += [value for value in arg if type(value) is int]
-    if context.name(op) == "select":
-        dims = dims[:1]
-    if context.name(op) == "squeeze" and not dims:
-        return before[1] == 1
-    return any(dim in (-1, len(before) - 1) for dim in dims) and 0 not in dims
 
 
 def _same_origin(context: ProblemContext, source: int, wide: int) -> bool:
@@ -155,25 +134,19 @@ def _same_origin(context: ProblemContext, source: int, wide: int) -> bool:
 
 def _has_features(context: ProblemContext, value: int) -> bool:
     """Whether the last dimension of a matrix is that of a layer's features: a matmul with weights made it."""
+    values = context.data.values
     for _ in range(_MAX_OPS):
         producer = context.producer(value)
         if producer < 0:
             return False
         inputs = context.inputs(producer)
         if context.name(producer) in MATMULS:
-            return any(_is_weight(context, value) for value in inputs[1:])
+            sources = [each for value in inputs[1:] for each in (value, max(int(values.base[value]), 0))]
+            return any(context.kind(source) == "parameter" for source in sources)
         if context.name(producer) not in _ELEMENTWISE or not inputs:
             return False
         value = inputs[0]
     return False
-
-
-def _is_weight(context: ProblemContext, value: int) -> bool:
-    base = int(context.data.values.base[value])
-    return KINDS.index("parameter") in (
-        context.data.values.kind[value],
-        context.data.values.kind[max(base, 0)],
-    )
 
 
 @check(
@@ -187,8 +160,7 @@ def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
 
     In outer products and pairwise distances the column is made by ``None``, ``unsqueeze``, ``view`` or
     ``keepdim``, and the matrix is used as one. Here the column comes straight from a layer or the data, or
-    is what a model predicts and the row is what it should be, and the matrix is only averaged. torch's own
-    losses never mean such a matrix.
+    is a model's prediction and the row its target, and the matrix is only averaged.
     """
     for op in _unequal_ranks(context):
         pair = [_before_expand(context, op, value) for value in context.inputs(op)[:2]]
@@ -196,30 +168,22 @@ def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
         broadcast = _broadcast_shape(context.meta(column).shape, context.meta(row).shape)
         if broadcast is None or not _becomes_loss(context, op):
             continue
-        if not (
-            _in_loss_function(context, op)
-            or (_is_plain_column(context, column) and not _are_parts_of_one(context, column, row))
-            or _is_prediction_of(context, op, column, row)
-        ):
+        if not _is_accidental(context, op, column, row):
             continue
         operands = " and ".join(str(context.meta(value)) for value in pair)
+        wide, narrow = context.meta(column), context.meta(row)
+        at = next(
+            at for at, size in enumerate(wide.shape) if size == 1 and _without(wide.shape, at) == narrow.shape
+        )
+        dim = -1 if at == len(narrow.shape) else at
         why = (
             "Every row is compared with every other row, and the loss does not measure the error. Give both "
-            f"one shape: {_squeeze_text(context.meta(column), context.meta(row))}."
+            f"one shape: .squeeze({dim}) on the {wide}, or .unsqueeze({dim}) on the {narrow}."
         )
         title = (
             f"{context.written(op)} of {operands} broadcasts both to {list(broadcast)}, which becomes a loss"
         )
         yield context.finding(title, op, column, why)
-
-
-def _squeeze_text(column: TensorMeta, row: TensorMeta) -> str:
-    """How two shapes become one: without the size 1 that only the longer has."""
-    at = next(
-        at for at, size in enumerate(column.shape) if size == 1 and _without(column.shape, at) == row.shape
-    )
-    dim = -1 if at == len(row.shape) else at
-    return f".squeeze({dim}) on the {column}, or .unsqueeze({dim}) on the {row}"
 
 
 def _without(shape: Shape, at: int) -> Shape:
@@ -260,24 +224,36 @@ def _before_expand(context: ProblemContext, op: int, value: int) -> int:
     producer = context.producer(value)
     if producer < 0 or context.name(producer) != "expand":
         return value
-    parents, frames = context.data.ops.parent, context.data.ops.frame
-    together = (
-        parents[producer] == parents[op] if parents[op] >= 0 else _in_torch(context, int(frames[producer]))
-    )
+    data, parents = context.data, context.data.ops.parent
+    if parents[op] >= 0:
+        together = bool(parents[producer] == parents[op])
+    else:
+        frame = int(data.ops.frame[producer])
+        together = frame >= 0 and torch_file(data.codes[int(data.frames.code[frame])].file)
     return context.inputs(producer)[0] if together else value
 
 
-def _in_torch(context: ProblemContext, frame: int) -> bool:
-    return frame >= 0 and torch_file(context.data.codes[int(context.data.frames.code[frame])].file)
+def _is_accidental(context: ProblemContext, op: int, column: int, row: int) -> bool:
+    """Whether nothing shows that a matrix of all pairs is meant.
 
-
-def _in_loss_function(context: ProblemContext, op: int) -> bool:
-    """Whether an op is one of torch's losses of two tensors, or computes its difference."""
-    if context.name(op) in _LOSSES or context.written(op).rpartition(".")[2] in _LOSSES | _PYTHON_LOSSES:
+    torch's own losses never mean one. Parts of one tensor, ``x[:, :1] - x[:, 0]``, are a distance of all
+    pairs. A difference that compares trained numbers with others is meant if its column was made by ``None``
+    or ``unsqueeze``, as in the energy distance of two samples, and not if a view made it.
+    """
+    data, frame, losses = context.data, int(context.data.ops.frame[op]), _LOSSES | _PYTHON_LOSSES
+    if context.name(op) in _LOSSES or context.written(op).rpartition(".")[2] in losses:
         return True
-    data, frame = context.data, int(context.data.ops.frame[op])
     code = data.codes[int(data.frames.code[frame])] if frame >= 0 else None
-    return code is not None and torch_file(code.file) and code.function in _LOSSES | _PYTHON_LOSSES
+    if code is not None and torch_file(code.file) and code.function in losses:
+        return True
+    (start, ops), (end, _) = (_reshaped_from(context, value) for value in (column, row))
+    if _is_plain_column(context, column) and (start != end or ops.isdisjoint(_CHOICES)):
+        return True
+    flags = data.values.flags
+    trained = [bool(flags[value] & REQUIRES_GRAD) for value in (column, row)]
+    if context.name(op) not in ("sub", "rsub") or trained[0] == trained[1]:
+        return False
+    return start != end and bool(ops & _VIEWS) and "unsqueeze" not in ops
 
 
 def _is_plain_column(context: ProblemContext, value: int) -> bool:
@@ -291,37 +267,19 @@ def _is_plain_column(context: ProblemContext, value: int) -> bool:
             return True
         sources = context.inputs(producer)
         same = [source for source in sources if context.meta(source).shape == shape]
-        kept = [
-            source
-            for source in sources[:1]
-            if _flattens(context.meta(source).shape, shape)
-            or (name in _PARTS and len(context.meta(source).shape) == len(shape))
-        ]
-        if name in _PARTS and kept:  # a column of several: x[:, :1], or the chosen one of each row
+        before = context.meta(sources[0]).shape if sources else ()
+        if name in _PARTS and sources and len(before) == len(shape):
+            return True  # a column of several: x[:, :1], or the chosen one of each row
+        # A view may only drop dimensions, as from ``[8, 1, 1, 1]`` to ``[8, 1]``.
+        flattens = (
+            len(before) > len(shape) and before[: len(shape)] == shape and np.prod(before) == np.prod(shape)
+        )
+        if name in _PARTS and flattens:
             return True
-        if not same and not kept:
+        if not same and not flattens:
             return False
-        value = (same or kept)[0]
+        value = same[0] if same else sources[0]
     return False
-
-
-def _are_parts_of_one(context: ProblemContext, column: int, row: int) -> bool:
-    """Whether two tensors are parts of one: ``x[:, :1] - x[:, 0]`` is a distance of all pairs."""
-    (start, ops), (end, _) = (_reshaped_from(context, value) for value in (column, row))
-    return start == end and not ops.isdisjoint(_CHOICES)
-
-
-def _is_prediction_of(context: ProblemContext, op: int, column: int, row: int) -> bool:
-    """Whether a difference compares what is trained with what is not, and a view made the column.
-
-    A column by ``None`` or ``unsqueeze`` is meant: the energy distance of two samples has one.
-    """
-    flags = context.data.values.flags
-    trained = [bool(flags[value] & REQUIRES_GRAD) for value in (column, row)]
-    if context.name(op) not in ("sub", "rsub") or trained[0] == trained[1]:
-        return False
-    (start, ops), (end, _) = (_reshaped_from(context, value) for value in (column, row))
-    return start != end and bool(ops & _VIEWS) and "unsqueeze" not in ops
 
 
 def _reshaped_from(context: ProblemContext, value: int) -> tuple[int, set[str]]:
@@ -334,11 +292,6 @@ def _reshaped_from(context: ProblemContext, value: int) -> tuple[int, set[str]]:
         ops.add(context.name(producer))
         value = context.inputs(producer)[0]
     return value, ops
-
-
-def _flattens(before: Shape, after: Shape) -> bool:
-    """Whether a view only drops dimensions, as from ``[8, 1, 1, 1]`` to ``[8, 1]``."""
-    return len(before) > len(after) and np.prod(before) == np.prod(after) and before[: len(after)] == after
 
 
 def _becomes_loss(context: ProblemContext, op: int) -> bool:

@@ -1,4 +1,4 @@
-"""`ProblemContext`: what the checks look up by op, value and module, derived once per recording.
+"""`ProblemContext`: look-ups of the checks by op, value and module, derived once per recording.
 
 Checks look at aten ops, which alone tell exactly what ran. Where only API calls or module calls were
 recorded, most checks report nothing.
@@ -37,7 +37,7 @@ BACKWARD: Final = PHASES.index("backward")
 _ATEN: Final = LEVELS.index("aten")
 _LOW: Final = ("bfloat16", "float16")
 
-#: Multiplications of matrices and what is built on them: where a model's work is.
+#: Multiplications of matrices and ops built on them: where a model's work is.
 MATMULS: Final = frozenset(
     "mm addmm bmm baddbmm matmul linear convolution _convolution mkldnn_convolution cudnn_convolution "
     "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu "
@@ -62,7 +62,7 @@ class ProblemContext:
         self._derived: dict[Callable[[ProblemContext], Any], Any] = {}
 
     def derived(self, derive: Callable[[ProblemContext], T]) -> T:
-        """What ``derive`` returns for this recording, computed once for all checks."""
+        """The result of ``derive`` for this recording, computed once for all checks."""
         if derive not in self._derived:
             self._derived[derive] = derive(self)
         result: T = self._derived[derive]
@@ -157,7 +157,7 @@ class ProblemContext:
         return self.of_meta(lambda meta: meta.dtype.startswith(("float", "bfloat", "complex")))
 
     def results(self, op: int) -> list[int]:
-        """What an op made: its outputs, and the new versions of tensors that share their memory."""
+        """The results of an op: its outputs, and the new versions of tensors that share their memory."""
         return self.index.values_made_by(op)
 
     def stat(self, value: int) -> int:
@@ -173,12 +173,12 @@ class ProblemContext:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that ran was recorded, so that what is missing did not happen."""
+        """Whether everything that ran was recorded, so that anything missing did not happen."""
         return not self.gap
 
     @cached_property
     def gap(self) -> str:
-        """Why not everything that ran is known, to begin a sentence with; "" where it is."""
+        """The reason that the recording is incomplete, to begin a sentence; empty if it is complete."""
         ops, info = self.data.ops, self.data.info
         # A checkpoint ends its second forward with an exception, as soon as it has what it needs.
         raised = ((ops.flags & RAISED) != 0) & (ops.phase != PHASES.index("recompute"))

@@ -48,31 +48,36 @@ def not_deterministic(context: ProblemContext) -> Iterator[Finding]:
     calls, modes = context.data.calls, context.derived(RunModes)
     drops = set(modes.drops.tolist())
     pairs = 0
-    for group in _same_inputs(context, modes.tops).values():
+    for group in _same_inputs(context, modes.outermost).values():
         for call in group[1:]:
             pairs += 1
-            compared = pairs <= _MAX_PAIRS and _results_differ(context, group[0], call)
-            found = _first_difference(context, group[0], call) if compared else None
-            if found is None or found.op in drops:
+            if pairs > _MAX_PAIRS:
+                return
+            results = zip(call_outputs(context, group[0]), call_outputs(context, call), strict=False)
+            if not any(_differs(context, left, right) for left, right in results):
+                continue  # noise that is multiplied by zero is harmless
+            difference = _first_difference(context, group[0], call)
+            if difference is None or difference.op in drops:
                 continue
-            name, evaluated = context.written(found.op), bool(int(calls.flags[call]) & EVALUATION)
-            if found.outside or context.named(RANDOM)[found.op]:
-                if not evaluated or not (found.outside or _is_noise(context, found)):
+            op, outside = difference.op, difference.outside
+            name, evaluated = context.written(op), bool(int(calls.flags[call]) & EVALUATION)
+            if outside or context.named(RANDOM)[op]:
+                if not evaluated or not (outside or _is_noise(context, difference)):
                     continue
-                what = "reads numbers that are made anew" if found.outside else "draws new random numbers"
-                title = f"{name} {what}: two calls on the same inputs differ, in evaluation mode"
+                cause = "reads numbers that are made anew" if outside else "draws new random numbers"
+                title = f"{name} {cause}: two calls on the same inputs differ, in evaluation mode"
                 why = f"{_EQUAL} Draw noise only if self.training."
             else:
                 title = f"{name} gives other numbers in a second call, on the same inputs"
                 why = f"{_EQUAL} {_DETERMINISTIC}"
-            yield context.finding(title, found.op, found.value, why)
+            yield context.finding(title, op, difference.value, why)
 
 
-def _same_inputs(context: ProblemContext, tops: list[int]) -> dict[tuple[int, ...], list[int]]:
+def _same_inputs(context: ProblemContext, outermost: list[int]) -> dict[tuple[int, ...], list[int]]:
     """The calls from outside by module and inputs: the same tensors, or tensors with equal fingerprints."""
     calls, prints = context.data.calls, context.data.stats.fingerprint
     groups: dict[tuple[int, ...], list[int]] = {}
-    for call in tops if len(context.data.stats) else ():
+    for call in outermost if len(context.data.stats) else ():
         inputs = calls.inputs_of(call)
         rows = [context.stat(value) for value in inputs]
         keys = [
@@ -84,15 +89,13 @@ def _same_inputs(context: ProblemContext, tops: list[int]) -> dict[tuple[int, ..
     return {key: group for key, group in groups.items() if len(group) > 1}
 
 
-def _results_differ(context: ProblemContext, first: int, second: int) -> bool:
-    """Whether two calls returned different numbers: noise that is multiplied by zero is harmless."""
-    pairs = zip(call_outputs(context, first), call_outputs(context, second), strict=False)
-    return any(_differs(context, left, right) for left, right in pairs)
-
-
 def _first_difference(context: ProblemContext, first: int, second: int) -> Difference | None:
     """The first op of the second call with equal inputs and another result; None where all are equal."""
-    one, other = (_ops_of(context, call) for call in (first, second))
+    calls, forward = context.data.calls, np.flatnonzero(context.forward)
+    one, other = (
+        forward[(forward >= calls.first_op[call]) & (forward < calls.end_op[call])].tolist()
+        for call in (first, second)
+    )
     ops, skipped = context.data.ops, context.named(ALLOCATIONS)
     updates = RunningStatistics(context.index).updates
     same: dict[int, int] = {}  # values of the second call, by their counterparts in the first
@@ -117,13 +120,6 @@ def _first_difference(context: ProblemContext, first: int, second: int) -> Diffe
     return None
 
 
-def _ops_of(context: ProblemContext, call: int) -> list[int]:
-    calls = context.data.calls
-    first, end = int(calls.first_op[call]), int(calls.end_op[call])
-    ops: list[int] = (first + np.flatnonzero(context.forward[first:end])).tolist()
-    return ops
-
-
 def _differs(context: ProblemContext, left: int, right: int) -> bool | None:
     """Whether two measured tensors hold different numbers; None if one was not measured."""
     stats, one, other = context.data.stats, context.stat(left), context.stat(right)
@@ -135,16 +131,16 @@ def _differs(context: ProblemContext, left: int, right: int) -> bool | None:
     return any(abs(a - b) > _LEAST * max(abs(a), abs(b)) for a, b in pairs)
 
 
-def _is_noise(context: ProblemContext, found: Difference) -> bool:
-    """Whether a draw is noise of a fixed size: scaled by what the model computed, it is a sample of it."""
-    if context.name(found.op) not in _NOISE:
+def _is_noise(context: ProblemContext, draw: Difference) -> bool:
+    """Whether a draw is noise of a fixed size: scaled by a result of the model, it is a sample of it."""
+    if context.name(draw.op) not in _NOISE:
         return False
     first, end = (
-        int(column[found.call]) for column in (context.data.calls.first_op, context.data.calls.end_op)
+        int(column[draw.call]) for column in (context.data.calls.first_op, context.data.calls.end_op)
     )
-    for user in context.users(found.value):
+    for user in context.users(draw.value):
         if context.name(user) in _PRODUCTS:
-            others = [value for value in context.inputs(user) if value != found.value]
+            others = [value for value in context.inputs(user) if value != draw.value]
             if any(first <= context.producer(value) < end for value in others):
                 return False
     return True

@@ -11,7 +11,6 @@ import numpy as np
 from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.analysis.problems.training_loop_events import LoopRecord
-from sightline.data.forms import Form
 from sightline.data.trace_data import KINDS, RAISED
 
 _COPIES: Final = frozenset("_to_copy copy_ _copy_from".split())
@@ -48,21 +47,28 @@ def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
     boolean = context.of_meta(lambda meta: meta.dtype in ("bool", "uint8") and bool(meta.shape))
     inside = _in_model(context)
     awaited = inside & context.named(frozenset(_AWAITED))
-    masked = (
-        inside
-        & context.named(frozenset({"index"}))
-        & _mask_index(context, boolean)
-        & context.any_input(remote)
-    )
+    ops = context.data.ops
+    later = np.ones(len(ops.inputs), dtype=np.bool_)  # inputs after the first of an op
+    later[ops.input_offsets[:-1][np.diff(ops.input_offsets) > 0]] = False
+    mask_index = np.zeros(len(ops), dtype=np.bool_)
+    mask_index[context.readers[later & boolean[ops.inputs]]] = True
+    masked = inside & context.named(frozenset({"index"})) & mask_index & context.any_input(remote)
     on_cpu = context.of_meta(lambda meta: meta.device == "cpu")
     read_back = inside & context.named(_COPIES) & _any_output(context, on_cpu) & context.any_input(remote)
     for op in np.flatnonzero(awaited | masked | read_back).tolist():
-        if read_back[op] and _is_asynchronous(context.data.forms[int(context.data.ops.form[op])]):
+        keywords = context.data.forms[int(context.data.ops.form[op])].kwargs or {}
+        if read_back[op] and keywords.get("non_blocking"):
             continue
         source = next((value for value in context.inputs(op) if remote[value]), -1)
-        if source < 0 and (not context.is_own(op) or not _reads_activation(context, op)):
-            continue
-        source = source if source >= 0 else context.inputs(op)[0]
+        if source < 0:
+            # On a CPU only floating-point results of a model: no mask, index, counter or random draw.
+            inputs = context.inputs(op)
+            producer = context.producer(inputs[0]) if inputs and context.is_own(op) else -1
+            read = [inputs[0], *context.inputs(producer)] if producer >= 0 else []
+            makers = [context.producer(value) for value in read if context.floating[value]]
+            if not any(maker < 0 or context.inputs(maker) for maker in makers):
+                continue
+            source = inputs[0]
         reason = "a tensor is copied to the CPU" if read_back[op] else _MASKED
         title = f"{context.written(op)} of {context.meta(source)}: {_AWAITED.get(context.name(op), reason)}"
         yield context.finding(title, op, source, _without_wait(context, op))
@@ -89,22 +95,6 @@ def _without_wait(context: ProblemContext, op: int) -> str:
     return ""
 
 
-def _reads_activation(context: ProblemContext, op: int) -> bool:
-    """Whether an op reads floating-point results of a model: no mask, index, counter or random draw."""
-    inputs = context.inputs(op)
-    producer = context.producer(inputs[0]) if inputs else -1
-    if producer < 0:
-        return False
-    read = [inputs[0], *context.inputs(producer)]
-    return any(bool(context.floating[value]) and not _is_drawn(context, value) for value in read)
-
-
-def _is_drawn(context: ProblemContext, value: int) -> bool:
-    """Whether a value was made from no other tensor: a random number."""
-    producer = context.producer(value)
-    return producer >= 0 and not context.inputs(producer)
-
-
 @check(
     "mixed-devices",
     Severity.ERROR,
@@ -117,7 +107,10 @@ def mixed_devices(context: ProblemContext) -> Iterator[Finding]:
     inner = data.ops.parent[failed]
     failed[inner[inner >= 0]] = False  # an API call fails with the aten op inside it
     for op in np.flatnonzero(failed).tolist():
-        title = f"{data.names[data.ops.name[op]]} failed on tensors of {_devices(context, op)}"
+        metas = [meta for meta in map(context.meta, context.inputs(op)) if meta.shape]
+        devices = " and ".join(dict.fromkeys(meta.device for meta in metas))
+        inputs = ", ".join(dict.fromkeys(map(str, metas)))
+        title = f"{data.names[data.ops.name[op]]} failed on tensors of {devices}: {inputs}"
         yield context.finding(title, op)
 
 
@@ -134,7 +127,9 @@ def copied_to_device(context: ProblemContext) -> Iterator[Finding]:
     """
     if not _on_device(context).any():
         return
-    parameter_devices = _parameter_devices(context)
+    values = context.data.values
+    metas = np.unique(values.meta[values.kind == KINDS.index("parameter")])
+    parameter_devices = {context.data.metas[meta].device for meta in metas.tolist()}
     copies = context.named(_COPIES)
     for op in np.flatnonzero(_in_model(context) & (copies | _mixed(context))).tolist():
         inputs, outputs = context.inputs(op), context.outputs(op)
@@ -202,35 +197,10 @@ def _on_device(context: ProblemContext) -> Mask:
     return context.of_meta(lambda meta: meta.device not in ("cpu", "meta"))
 
 
-def _parameter_devices(context: ProblemContext) -> set[str]:
-    values = context.data.values
-    metas = np.unique(values.meta[values.kind == KINDS.index("parameter")])
-    return {context.data.metas[meta].device for meta in metas.tolist()}
-
-
-def _mask_index(context: ProblemContext, boolean: Mask) -> Mask:
-    """Ops with a boolean tensor after their first input."""
-    ops = context.data.ops
-    later = np.ones(len(ops.inputs), dtype=np.bool_)
-    later[ops.input_offsets[:-1][np.diff(ops.input_offsets) > 0]] = False
-    mask = np.zeros(len(ops), dtype=np.bool_)
-    mask[context.readers[later & boolean[ops.inputs]]] = True
-    return mask
-
-
 def _any_output(context: ProblemContext, tensors: Mask) -> Mask:
+    """Ops that return any of these tensors; ``tensors`` is a mask over values."""
     ops = context.data.ops
     mask = np.zeros(len(ops), dtype=np.bool_)
     writers = np.repeat(np.arange(len(ops)), np.diff(ops.output_offsets))
     mask[writers[tensors[ops.outputs]]] = True
     return mask
-
-
-def _is_asynchronous(form: Form) -> bool:
-    return bool((form.kwargs or {}).get("non_blocking"))
-
-
-def _devices(context: ProblemContext, op: int) -> str:
-    metas = [meta for meta in map(context.meta, context.inputs(op)) if meta.shape]
-    inputs = ", ".join(dict.fromkeys(map(str, metas)))
-    return f"{' and '.join(dict.fromkeys(meta.device for meta in metas))}: {inputs}"

@@ -11,7 +11,7 @@ from typing import Final
 
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check, names_text
-from sightline.analysis.problems.trained_parameters import Idle, Training
+from sightline.analysis.problems.trained_parameters import IdleParameter, Training
 from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.notation import number_text
 
@@ -28,7 +28,7 @@ def unused_parameter(context: ProblemContext) -> Iterator[Finding]:
     dropped layer, which is no problem.
     """
     training = context.derived(Training)
-    unused: dict[tuple[int, bool], list[Idle]] = {}
+    unused: dict[tuple[int, bool], list[IdleParameter]] = {}
     for idle in training.idle:
         missed = training.not_called(idle.module)
         if not idle.used and not any(map(training.is_alternative, missed)):
@@ -62,7 +62,15 @@ def no_gradient(context: ProblemContext) -> Iterator[Finding]:
             op = inside[0] if inside else op
             frame = int(context.frames[op]) if inside else int(calls.frame[call])
         last, passes_none = training.branch_end(members[0])
-        end = f": {_end_text(context, last, passes_none)}" if last >= 0 else ""
+        end = ""
+        if last >= 0:
+            name, line = context.written(last), context.line(last)
+            if passes_none:
+                end = f": {name} at {line} passes none back"
+            elif context.name(last) in _READS:
+                end = f": {name} at {line} makes a plain number of it"
+            else:
+                end = f": the result of {name} at {line} does not reach the loss"
         finding = _finding(context, module, members, f"used but got no gradient{end}", frame, op)
         one = len(members) == 1
         stays = "It stays as it was" if one else "They stay as they were"
@@ -70,16 +78,6 @@ def no_gradient(context: ProblemContext) -> Iterator[Finding]:
             _repair(context, last) if passes_none else _USE.format("it computes" if one else "they compute")
         )
         yield replace(finding, why=f"{stays} initialised. {repair}")
-
-
-def _end_text(context: ProblemContext, op: int, passes_none: bool) -> str:
-    """Why no gradient comes back through an op."""
-    what, line = context.written(op), context.line(op)
-    if passes_none:
-        return f"{what} at {line} passes none back"
-    if context.name(op) in _READS:
-        return f"{what} at {line} makes a plain number of it"
-    return f"the result of {what} at {line} does not reach the loss"
 
 
 def _repair(context: ProblemContext, op: int) -> str:
@@ -108,7 +106,7 @@ def _repair(context: ProblemContext, op: int) -> str:
 def cut_gradient(context: ProblemContext) -> Iterator[Finding]:
     """A trainable parameter whose way to the loss leads only through ``detach`` or a ``no_grad`` block."""
     training = context.derived(Training)
-    cuts: dict[int, list[Idle]] = {}
+    cuts: dict[int, list[IdleParameter]] = {}
     for idle in training.idle:
         op = training.cut(idle) if idle.used else -1
         if op >= 0:  # the ops of one line, such as those of a layer, are one cut
@@ -128,18 +126,24 @@ def cut_gradient(context: ProblemContext) -> Iterator[Finding]:
             yield replace(finding, why=why)
 
 
-def _by_module(parameters: Iterable[Idle]) -> Iterator[tuple[int, list[Idle]]]:
+def _by_module(parameters: Iterable[IdleParameter]) -> Iterator[tuple[int, list[IdleParameter]]]:
     """Parameters, grouped by module."""
     for module, group in groupby(sorted(parameters, key=lambda idle: idle.module), lambda idle: idle.module):
         yield module, list(group)
 
 
 def _finding(
-    context: ProblemContext, module: int, parameters: Sequence[Idle], what: str, frame: int, op: int = -1
+    context: ProblemContext,
+    module: int,
+    parameters: Sequence[IdleParameter],
+    fate: str,
+    frame: int,
+    op: int = -1,
 ) -> Finding:
+    """A finding about parameters of a module: ``weight, bias of Linear were never used``."""
     verb = "was" if len(parameters) == 1 else "were"
     names = names_text([each.name for each in parameters])
-    title = f"{names} of {context.module_type(module)} {verb} {what}"
+    title = f"{names} of {context.module_type(module)} {verb} {fate}"
     values = parameters[0].values
     return Finding(title, module, frame, op, values[0] if values else -1, parameters[0].path)
 
@@ -177,17 +181,6 @@ def _stacks(context: ProblemContext, norms: dict[str, float]) -> Iterator[list[t
             yield sorted(members, key=lambda one: order[one[0]][0])
 
 
-def _trend(members: list[tuple[str, float, int]]) -> float:
-    """The first norm over the last, if both halves of the stack go the same way; else 1."""
-    norms = [norm for _, norm, _ in members]
-    if min(norms) <= 0 or not all(norm < float("inf") for norm in norms):
-        return 1.0
-    middle = norms[len(norms) // 2]
-    grows = norms[0] / middle * _NOISE < 1 < norms[-1] / middle / _NOISE
-    shrinks = norms[0] / middle > _NOISE and middle / norms[-1] > _NOISE
-    return norms[0] / norms[-1] if grows or shrinks else 1.0
-
-
 @check(
     "vanishing-gradients",
     Severity.WARNING,
@@ -199,7 +192,17 @@ def vanishing_gradients(context: ProblemContext) -> Iterator[Finding]:
     measured = context.derived(LoopRecord).norms()
     for members in _stacks(context, measured[0]) if measured else ():
         if all(_ratio_of(members, norms) < _RATIO for norms in measured):
-            yield _with_activation(context, members, _stack_finding(context, members, "shrink"))
+            finding = _stack_finding(context, members, "shrink")
+            name, count = _activation_between(context, members)
+            if name:
+                why = (
+                    f"Each {name} passes on only a part of the gradient. Add a skip connection, "
+                    f"x + {name}(layer(x)), or a LayerNorm before each layer: either is enough, another "
+                    "activation alone often is not."
+                )
+                title = f"{finding.title}; between them is {name} ×{count}"
+                finding = replace(finding, title=title, why=why)
+            yield finding
             return
 
 
@@ -219,39 +222,32 @@ def exploding_gradients(context: ProblemContext) -> Iterator[Finding]:
             return
 
 
-def _with_activation(
-    context: ProblemContext, members: list[tuple[str, float, int]], finding: Finding
-) -> Finding:
-    """A finding about a stack with the activation between its layers, if there is one."""
-    name, count = _activation_between(context, members)
-    if not name:
-        return finding
-    why = (
-        f"Each {name} passes on only a part of the gradient. Add a skip "
-        f"connection, x + {name}(layer(x)), or a LayerNorm before each layer: either is enough, another "
-        "activation alone often is not."
-    )
-    return replace(finding, title=f"{finding.title}; between them is {name} ×{count}", why=why)
-
-
 def _activation_between(context: ProblemContext, members: list[tuple[str, float, int]]) -> tuple[str, int]:
     """The activation that follows most layers of a stack, and after how many; empty if there is none."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for _, _, module in members:
         call = context.first_call(module)
         calls = context.data.calls
         outputs = calls.outputs_of(call)
         users = {context.name(op).rstrip("_") for value in outputs for op in context.users(value)}
-        found.update(name.lstrip("_") for name in users & _ACTIVATIONS)
-    name, count = found.most_common(1)[0] if found else ("", 0)
+        counts.update(name.lstrip("_") for name in users & _ACTIVATIONS)
+    name, count = counts.most_common(1)[0] if counts else ("", 0)
     return (name, count) if count * 2 > len(members) else ("", 0)
 
 
-def _ratio_of(members: list[tuple[str, float, int]], norms: dict[str, float]) -> float:
-    return _trend([(name, norms.get(name, 0.0), id) for name, _, id in members])
+def _ratio_of(members: list[tuple[str, float, int]], measured: dict[str, float]) -> float:
+    """The first norm of a stack over the last, if both halves of the stack go the same way; else 1."""
+    norms = [measured.get(name, 0.0) for name, _, _ in members]
+    if min(norms) <= 0 or not all(norm < float("inf") for norm in norms):
+        return 1.0
+    middle = norms[len(norms) // 2]
+    grows = norms[0] / middle * _NOISE < 1 < norms[-1] / middle / _NOISE
+    shrinks = norms[0] / middle > _NOISE and middle / norms[-1] > _NOISE
+    return norms[0] / norms[-1] if grows or shrinks else 1.0
 
 
 def _stack_finding(context: ProblemContext, members: list[tuple[str, float, int]], how: str) -> Finding:
+    """A finding about the gradients of a stack, at its first layer."""
     (first, low, module), (last, high, _) = members[0], members[-1]
     frame = context.call_frame(context.first_call(module))
     towards = "" if how == "are huge" else " towards the input"

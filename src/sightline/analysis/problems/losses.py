@@ -42,21 +42,16 @@ def moved_from(context: ProblemContext, value: int, skipped: frozenset[str] = _M
             value = int(context.data.values.base[value])
             if value < 0:
                 return
-        elif _adds_bias(context, producer) or (
-            context.name(producer) in skipped and context.inputs(producer)
-        ):
-            value = context.inputs(producer)[0]
-        else:
+            continue
+        inputs, name = context.inputs(producer), context.name(producer)
+        adds_bias = (  # the second half of a linear layer
+            name in ("add", "add_") and len(inputs) == 2 and context.kind(inputs[1]) == "parameter"
+            and len(context.meta(inputs[1]).shape) == 1
+        )  # fmt: skip
+        if not adds_bias and not (name in skipped and inputs):
             return
+        value = inputs[0]
     yield value
-
-
-def _adds_bias(context: ProblemContext, op: int) -> bool:
-    """Whether an op is the second half of a linear layer."""
-    inputs = context.inputs(op)
-    if context.name(op) not in ("add", "add_") or len(inputs) != 2:
-        return False
-    return context.kind(inputs[1]) == "parameter" and len(context.meta(inputs[1]).shape) == 1
 
 
 @check(
@@ -77,6 +72,7 @@ def probabilities_as_logits(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _probability_findings(context: ProblemContext, op: int, value: int, loss: str) -> Iterator[Finding]:
+    """A finding where a value that a loss takes as logits is probabilities."""
     producer = computed_by(context, value)
     activation = _activation(context, producer)
     if activation:
@@ -108,26 +104,23 @@ def no_log_probabilities(context: ProblemContext) -> Iterator[Finding]:
     """``nll_loss`` and ``kl_div`` get logits or probabilities instead of their logarithms."""
     for op in np.flatnonzero(context.forward & context.named(_NLL_LOSSES)).tolist():
         yield from _no_log_findings(context, op, "nll_loss")
-    for op in _divergences(context):
-        yield from _no_log_findings(context, op, "kl_div")
-
-
-def _divergences(context: ProblemContext) -> list[int]:
-    """The API calls of ``kl_div``, or the ops where no API calls were recorded."""
-    data = context.data
+    data = context.data  # the API calls of ``kl_div``, or its ops where no API calls were recorded
     names = [id for id, name in enumerate(data.names) if name.rpartition(".")[2] == "kl_div"]
-    mask = np.isin(data.ops.name, names) & (data.ops.parent < 0) & (data.ops.phase == FORWARD)
-    return [op for op in np.flatnonzero(mask).tolist() if len(context.inputs(op)) >= 2]
+    divergences = np.isin(data.ops.name, names) & (data.ops.parent < 0) & (data.ops.phase == FORWARD)
+    for op in np.flatnonzero(divergences).tolist():
+        if len(context.inputs(op)) >= 2:
+            yield from _no_log_findings(context, op, "kl_div")
 
 
 def _no_log_findings(context: ProblemContext, op: int, loss: str) -> Iterator[Finding]:
+    """A finding where the first input of a loss is known not to be log-probabilities."""
     value = context.inputs(op)[0]
     producer = computed_by(context, value, _MOVES | _SCALES)
     name = context.name(producer) if producer >= 0 else ""
-    what = "logits" if name in MATMULS else "probabilities" if _activation(context, producer) else ""
-    if what:
+    given = "logits" if name in MATMULS else "probabilities" if _activation(context, producer) else ""
+    if given:
         source = f"{context.written(producer)} at {context.line(producer) or 'an unknown line'}"
-        title = f"{loss} is given {what} instead of log-probabilities, made by {source}"
+        title = f"{loss} is given {given} instead of log-probabilities, made by {source}"
         yield context.finding(title, op, value)
 
 

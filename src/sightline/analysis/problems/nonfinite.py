@@ -1,4 +1,4 @@
-"""The first NaN or infinity, where statistics were taken: the op, what it was given, and the repair."""
+"""The first NaN or infinity, where statistics were taken: the op, its inputs, and the repair."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ def first_non_finite(context: ProblemContext) -> Iterator[Finding]:
             continue
         lines.add(line)
         given, repair = cause(context, finding.op.id)
-        title = f"{_title(finding)}{f': {given}' if given else ''}"
+        inputs = []
+        for value in finding.op.inputs:
+            statistics = statistics_text(value)
+            inputs.append(f"{value} ({statistics})" if statistics else str(value))
+        title = f"{finding.sentence()} out of {', '.join(dict.fromkeys(inputs)) or 'nothing'}"
+        title += f": {given}" if given else ""
         yield context.finding(title, finding.op.id, finding.value.id, repair or _spread_text(index, finding))
 
 
@@ -86,17 +91,8 @@ def _spread_text(index: Index, source: NonFiniteOp) -> str:
     )
 
 
-def _title(finding: NonFiniteOp) -> str:
-    """``log made 3 NaN of 8 in f32[2, 4] out of f32[2, 4] (all Inf)``."""
-    inputs = []
-    for value in finding.op.inputs:
-        statistics = statistics_text(value)
-        inputs.append(f"{value} ({statistics})" if statistics else str(value))
-    return f"{finding.sentence()} out of {', '.join(dict.fromkeys(inputs)) or 'nothing'}"
-
-
 def cause(context: ProblemContext, op: int) -> tuple[str, str]:
-    """What is wrong with the numbers an op was given, and the repair; empty where neither is known."""
+    """The fault of the numbers an op was given, and the repair; empty where neither is known."""
     ops = context.data.ops
     forward = int(ops.forward[op])
     if ops.phase[op] == BACKWARD:
@@ -107,16 +103,21 @@ def cause(context: ProblemContext, op: int) -> tuple[str, str]:
         return "", ""
     if name in _SOFTMAXES:
         return _masked_rows(context, op)
-    if name in _LOGARITHMS | _ROOTS and _low(context, inputs[0]) < 0:
-        return _negative(context, name, inputs[0])
+    low, high = _range(context, inputs[0])
+    if name in _LOGARITHMS | _ROOTS and low < 0:
+        repair = f".clamp(min={_EPSILON}) before the {name}, or make it positive: softplus, exp or a square."
+        given = f"numbers below 0, down to {number_text(low)}, come {_origin(context, inputs[0])}"
+        return given, f"Keep it positive: {repair}"
     if name in _LOGARITHMS:
         return _zero(context, inputs[0], _positive(context, name, inputs[0]))
     if name in _DIVISIONS:
         repair = f"Add an epsilon to the divisor, or .clamp(min={_EPSILON}) it where it is positive."
         return _zero(context, inputs[-1], repair)
-    if name in _EXPONENTIALS:
-        return _too_large(context, name, inputs[0])
-    if name in MATMULS | {"mul", "pow", "sum"} and max(_high(context, each) for each in inputs) > _HUGE:
+    if name in _EXPONENTIALS and high:
+        limit = f"{name} of more than 88 is no float32"
+        repair = f"{limit}. Subtract the maximum first, as softmax and logsumexp do, or .clamp(max=…) it."
+        return f"numbers up to {number_text(high)} come {_origin(context, inputs[0])}", repair
+    if name in MATMULS | {"mul", "pow", "sum"} and max(_range(context, each)[1] for each in inputs) > _HUGE:
         return (
             "",
             "The numbers grew too large: lower the learning rate, clip the gradients or add a norm.",
@@ -137,38 +138,21 @@ def _zero(context: ProblemContext, value: int, repair: str) -> tuple[str, str]:
 def _positive(context: ProblemContext, name: str, value: int) -> str:
     """How the input of a logarithm becomes positive."""
     maker = computed_by(context, value)
-    made = context.name(maker).rstrip("_") if maker >= 0 else ""
-    if PROBABILITIES.get(made) == "softmax":
+    source = context.name(maker).rstrip("_") if maker >= 0 else ""
+    if PROBABILITIES.get(source) == "softmax":
         return f"Use F.log_softmax(scores, dim=-1) instead of the {name} of a softmax: it is never -Inf."
-    if made == "sigmoid":
+    if source == "sigmoid":
         return f"Use F.logsigmoid(scores) instead of the {name} of a sigmoid: it is never -Inf."
-    if made in RECTIFIERS:
-        return f"Use softplus, which is never 0, instead of {made}, or {name}(x.clamp(min={_EPSILON}))."
+    if source in RECTIFIERS:
+        return f"Use softplus, which is never 0, instead of {source}, or {name}(x.clamp(min={_EPSILON}))."
     return f"Keep 0 out of it: {name}(x.clamp(min={_EPSILON}))."
-
-
-def _negative(context: ProblemContext, name: str, value: int) -> tuple[str, str]:
-    """Numbers below zero where a logarithm or a root is taken."""
-    low = number_text(_low(context, value))
-    repair = f".clamp(min={_EPSILON}) before the {name}, or make it positive: softplus, exp or a square."
-    return f"numbers below 0, down to {low}, come {_origin(context, value)}", f"Keep it positive: {repair}"
-
-
-def _too_large(context: ProblemContext, name: str, value: int) -> tuple[str, str]:
-    """Numbers whose exponential overflows."""
-    high = _high(context, value)
-    if not high:
-        return "", ""
-    limit = f"{name} of more than 88 is no float32"
-    repair = f"{limit}. Subtract the maximum first, as softmax and logsumexp do, or .clamp(max=…) it."
-    return f"numbers up to {number_text(high)} come {_origin(context, value)}", repair
 
 
 def _masked_rows(context: ProblemContext, op: int) -> tuple[str, str]:
     """Rows of a softmax that are -Inf throughout."""
     stats = context.data.stats
-    row, made = _row(context, context.inputs(op)[0]), context.stat(context.outputs(op)[0])
-    if min(row, made) < 0 or not 0 < stats.nans[made] <= stats.infs[row]:  # of +Inf one makes a row NaN
+    row, result = _row(context, context.inputs(op)[0]), context.stat(context.outputs(op)[0])
+    if min(row, result) < 0 or not 0 < stats.nans[result] <= stats.infs[row]:  # a single +Inf makes a row NaN
         return "", ""
     module = context.module_type(context.module(op))
     if module == "MultiheadAttention" or "multi_head_attention" in context.written(op):
@@ -209,11 +193,7 @@ def _row(context: ProblemContext, value: int) -> int:
     return row if row >= 0 or base < 0 else context.stat(base)
 
 
-def _low(context: ProblemContext, value: int) -> float:
-    row = _row(context, value)
-    return float(context.data.stats.min[row]) if row >= 0 else 0.0
-
-
-def _high(context: ProblemContext, value: int) -> float:
-    row = _row(context, value)
-    return float(context.data.stats.max[row]) if row >= 0 else 0.0
+def _range(context: ProblemContext, value: int) -> tuple[float, float]:
+    """The least and the largest number of a value; zeros where it was not measured."""
+    row, stats = _row(context, value), context.data.stats
+    return (float(stats.min[row]), float(stats.max[row])) if row >= 0 else (0.0, 0.0)

@@ -31,7 +31,11 @@ def accidental_upcast(context: ProblemContext) -> Iterator[Finding]:
     An explicit cast (``.float()``, ``.to(x.dtype)``) is intended, before and after; so is float32 work whose
     result never reaches a matmul, such as a norm, a softmax or a loss.
     """
-    if not _is_low_precision(context):
+    sizes: dict[bool, int] = {True: 0, False: 0}
+    infos = (info for module in context.data.modules for info in module.parameters if not info.buffer)
+    for info in {info.key: info for info in infos}.values():
+        sizes[info.dtype in ("bfloat16", "float16")] += info.numel
+    if sizes[True] <= sizes[False]:  # under autocast alone the parameters are float32
         return
     single = context.of_meta(lambda meta: meta.dtype == "float32" and bool(meta.shape))
     mixed = context.any_input(context.low) & context.any_input(single)
@@ -50,16 +54,18 @@ def accidental_upcast(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _upcast_finding(context: ProblemContext, op: int, low: int, single: int, spread: str) -> Finding:
-    """At the line that makes the float32 tensor an attribute, if the recording has it; else at the op."""
-    dtype, operands = context.meta(low).dtype, f"{context.meta(low)} and {_origin(context, single)}"
+    """A finding at the line that makes the float32 tensor an attribute, if it is known; else at the op."""
+    dtype, name = context.meta(low).dtype, context.index.name(context.data.values.name[single])
+    source = f" ({context.kind(single)} {name})" if name else ""
+    operands = f"{context.meta(low)} and {context.meta(single)}{source}"
     attribute = _attribute(context, single)
     if attribute is None:
         title = f"{context.written(op)} of {operands} gives float32, which {spread}"
         maker = computed_by(context, single)
         line = context.line(maker) if maker >= 0 else ""
-        made = f" where it is made, {line}" if line else ""
+        where = f" where it is made, {line}" if line else ""
         cost = "What follows needs twice the memory and is slower."
-        why = f"{cost} Cast the float32 tensor{made}: .to(torch.{dtype})."
+        why = f"{cost} Cast the float32 tensor{where}: .to(torch.{dtype})."
         return context.finding(title, op, single, why)
     title = f"{attribute.name} is float32: {context.at_line(op)} of {operands} gives float32, which {spread}"
     name = attribute.name.removeprefix("self.")
@@ -84,7 +90,7 @@ def _attribute(context: ProblemContext, value: int) -> Assignment | None:
 
 
 def _spread(context: ProblemContext, first: int, single: Mask) -> str:
-    """How far float32 spreads from an op, and what it costs: the ops, where the last is, and the memory."""
+    """How far float32 spreads from an op, and its cost: the ops, the line of the last one, and the memory."""
     reached = set(context.outputs(first))
     queue, ops = sorted(reached), {first}
     while queue:
@@ -94,22 +100,11 @@ def _spread(context: ProblemContext, first: int, single: Mask) -> str:
                 ops.add(op)
             queue += [value for value in results if value not in reached]
             reached.update(results)
-    made = [value for value in reached if context.data.values.base[value] < 0]
-    memory = bytes_text(sum(context.meta(value).nbytes for value in made) // 2)
+    owners = [value for value in reached if context.data.values.base[value] < 0]
+    memory = bytes_text(sum(context.meta(value).nbytes for value in owners) // 2)
     if len(ops) == 1:
         return f"feeds a matmul and needs {memory} more memory"
     return f"spreads over {len(ops)} ops to {context.line(max(ops))} and needs {memory} more memory"
-
-
-def _is_low_precision(context: ProblemContext) -> bool:
-    """Whether most parameters of the model are bf16 or f16; under autocast alone they are float32."""
-    sizes = {"low": 0, "other": 0}
-    seen: set[int] = set()
-    for info in (info for module in context.data.modules for info in module.parameters if not info.buffer):
-        if info.key not in seen:
-            seen.add(info.key)
-            sizes["low" if info.dtype in ("bfloat16", "float16") else "other"] += info.numel
-    return sizes["low"] > sizes["other"]
 
 
 def _computed_from_low(context: ProblemContext) -> list[bool]:
@@ -127,25 +122,14 @@ def _feeds_matmul(context: ProblemContext, single: Mask) -> list[bool]:
     """For every value, whether float32 computed from it reaches a matmul, as it is or cast by autocast."""
     feeds = [False] * len(context.data.values)
     matmul, is_single = context.named(MATMULS).tolist(), single.tolist()
+    parents = context.data.ops.parent.tolist()
     for op in np.flatnonzero(context.forward)[::-1].tolist():
-        ahead = any(feeds[value] for value in context.results(op) if is_single[value])
-        if matmul[op] or ahead or _is_autocast(context, op):
+        reaches = matmul[op] or any(feeds[value] for value in context.results(op) if is_single[value])
+        if not reaches and parents[op] >= 0 and context.name(op) == "_to_copy":  # by autocast, for a matmul
+            casts = any(context.low[value] for value in context.outputs(op))
+            siblings = context.index.children(parents[op])
+            reaches = casts and any(context.name(each) in MATMULS for each in siblings)
+        if reaches:
             for value in context.inputs(op):
                 feeds[value] = True
     return feeds
-
-
-def _is_autocast(context: ProblemContext, op: int) -> bool:
-    """Whether an op is a cast to low precision by autocast: inside an API call that runs a matmul."""
-    parent = int(context.data.ops.parent[op])
-    if parent < 0 or context.name(op) != "_to_copy":
-        return False
-    if not any(context.low[value] for value in context.outputs(op)):
-        return False
-    return any(context.name(child) in MATMULS for child in context.index.children(parent))
-
-
-def _origin(context: ProblemContext, value: int) -> str:
-    """A tensor, with its name where it is a parameter, buffer or constant."""
-    name = context.index.name(context.data.values.name[value])
-    return f"{context.meta(value)} ({context.kind(value)} {name})" if name else str(context.meta(value))

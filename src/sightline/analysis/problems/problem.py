@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _NAMED: Final = 3  #: how many names a title lists
 _LISTED: Final = 2  #: how many modules a problem lists
-#: The kind that is listed before all others: what ended the run.
+#: The kind that is listed before all others: the failure that ended the run.
 FIRST: Final = "failure"
 
 
@@ -51,7 +51,7 @@ class Problem:
     kind: str  #: a slug: ``broadcast``
     severity: Severity
     title: str  #: one sentence with the shapes, ops and names
-    why: str  #: one sentence on why it matters, and what to do
+    why: str  #: one sentence on why it matters, and how to repair it
     module: str  #: ``layers.0 … layers.11``; the class of a root; empty outside every module
     modules: tuple[str, ...]  #: every module path concerned, in the order of the run
     place: str  #: ``net.py:9 in Net.forward``; empty where no source is known
@@ -87,7 +87,7 @@ class Finding:
     place: str = ""  #: the source line, where there is no frame
     called: str = ""
     detail: str = ""
-    why: str = ""  #: what to do in this case, where that is known better than its check knows it
+    why: str = ""  #: the repair in this case, where it is known better than the check knows it
     confidence: Confidence | None = None  #: where it differs from that of its check
 
 
@@ -130,33 +130,29 @@ def merge_findings(context: ProblemContext, findings: Iterable[tuple[Check, Find
         key = (check.kind, line, context.module_type(finding.module))
         # Without a line, only findings with the same title are the same problem.
         groups.setdefault(key if line else (*key, finding.title), []).append((check, finding))
-    ordered = sorted(groups.values(), key=lambda group: _position(context, group))
-    problems = [_problem(context, group) for group in ordered]
-    return sorted(problems, key=lambda one: (one.kind != FIRST, -one.severity, -one.confidence))
-
-
-def _position(context: ProblemContext, group: list[tuple[Check, Finding]]) -> int:
-    """The first op of a group; findings without an op come last."""
-    return min((finding.op for _, finding in group if finding.op >= 0), default=len(context.data.ops))
-
-
-def _problem(context: ProblemContext, group: list[tuple[Check, Finding]]) -> Problem:
-    check, first = group[0]
-    modules = tuple(dict.fromkeys(finding.module for _, finding in group if finding.module >= 0))
-    labels = [context.module_label(module) for module in modules]
-    return Problem(
-        kind=check.kind, severity=check.severity, title=first.title, why=first.why or check.why,
-        module=_label(labels), modules=tuple(context.data.modules[module].path for module in modules),
-        place=first.place or context.place(first.frame), op=_id_or_none(first.op),
-        value=_id_or_none(first.value), parameter=first.parameter or None, count=len(group),
-        steps=_steps(context, [finding.op for _, finding in group if finding.op >= 0]),
-        confidence=check.confidence if first.confidence is None else first.confidence,
-        called=first.called or ("" if first.place else context.own_place(first.frame)), detail=first.detail,
-    )  # fmt: skip
+    problems: list[tuple[int, Problem]] = []  # with the first op; findings without an op come last
+    for group in groups.values():
+        check, first = group[0]
+        ops = [finding.op for _, finding in group if finding.op >= 0]
+        modules = tuple(dict.fromkeys(finding.module for _, finding in group if finding.module >= 0))
+        problem = Problem(
+            kind=check.kind, severity=check.severity, title=first.title, why=first.why or check.why,
+            module=_label([context.module_label(module) for module in modules]),
+            modules=tuple(context.data.modules[module].path for module in modules),
+            place=first.place or context.place(first.frame), op=_id_or_none(first.op),
+            value=_id_or_none(first.value), parameter=first.parameter or None, count=len(group),
+            steps=_steps(context, ops),
+            confidence=check.confidence if first.confidence is None else first.confidence,
+            called=first.called or ("" if first.place else context.own_place(first.frame)),
+            detail=first.detail,
+        )  # fmt: skip
+        problems.append((min(ops, default=len(context.data.ops)), problem))
+    problems.sort(key=lambda each: (each[1].kind != FIRST, -each[1].severity, -each[1].confidence, each[0]))
+    return [problem for _, problem in problems]
 
 
 def _steps(context: ProblemContext, ops: list[int]) -> tuple[int, int] | None:
-    """In how many training steps ops ran, and how many there are; None with fewer than two of them."""
+    """The number of training steps that ops ran in, and of all; None with fewer than two ops or steps."""
     steps = innermost_steps(context.index.step_infos)
     if len(ops) < 2 or len(steps) < 2:
         return None

@@ -16,9 +16,9 @@ from sightline.analysis.problems.training_loop_events import LoopRecord, source_
 from sightline.data.trace_data import FROM_CPP, FROM_TORCH
 
 KIND: Final = "python-warning"
-#: Categories about versions of packages, not about what the run computes.
+#: Categories about versions of packages, not about the results of the run.
 _DEPRECATIONS: Final = frozenset({"DeprecationWarning", "PendingDeprecationWarning", "FutureWarning"})
-#: What torch says of a scheduler, also of one whose optimizer is wrapped; a check of its own knows better.
+#: torch's warning about a scheduler, also for one whose optimizer is wrapped; the scheduler check is exact.
 _ORDER: Final = "Detected call of `lr_scheduler.step()` before"
 _MAX_TEXT: Final = 240
 _NEARBY: Final = 4  #: ops before and after a warning that may have caused it
@@ -30,7 +30,7 @@ _NEARBY: Final = 4  #: ops before and after a warning that may have caused it
     "It was shown while the line ran, and the program went on. Its text says what to do.",
 )
 def warned(context: ProblemContext) -> Iterator[Finding]:
-    """A warning about what the run does, with the op during which it was shown."""
+    """A warning about the run itself, with the op during which it was shown."""
     yield from _findings(context, deprecations=False)
 
 
@@ -40,11 +40,12 @@ def warned(context: ProblemContext) -> Iterator[Finding]:
     "It is about versions of packages, not about this run.",
 )
 def deprecated(context: ProblemContext) -> Iterator[Finding]:
-    """A warning that something will change or go."""
+    """A warning that something will change or be removed."""
     yield from _findings(context, deprecations=True)
 
 
 def _findings(context: ProblemContext, deprecations: bool) -> Iterator[Finding]:
+    """The warnings that are deprecations, or those that are not, except those that a check explains."""
     rows, loop = context.data.info.get("warnings"), context.derived(LoopRecord)
     known_order = bool(loop.steps and loop.schedulers)
     for row in rows if isinstance(rows, list) else ():
@@ -66,7 +67,7 @@ def _findings(context: ProblemContext, deprecations: bool) -> Iterator[Finding]:
 def _op_at(context: ProblemContext, time: int, origin: object, place: str) -> int:
     """The op during which a warning was shown: the innermost open one, else the next or last of its line.
 
-    A function of torch may warn before its first op; what an op in C++ warns of is shown when it is over.
+    A function of torch may warn before its first op; warnings of an op in C++ are shown when it is over.
     """
     ops = context.data.ops
     following = int(np.searchsorted(ops.start, time, side="right"))
@@ -80,6 +81,6 @@ def _op_at(context: ProblemContext, time: int, origin: object, place: str) -> in
 
 
 def unexplained(problems: Sequence[Problem]) -> list[Problem]:
-    """Problems without the warnings at whose line another problem says what is wrong."""
+    """Problems without the warnings at whose line another problem explains the cause."""
     explained = {line for each in problems if each.kind != KIND for line in (each.place, each.called) if line}
     return [each for each in problems if each.kind != KIND or not {each.place, each.called} & explained]

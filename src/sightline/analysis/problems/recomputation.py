@@ -31,7 +31,7 @@ def computed_again(context: ProblemContext) -> Iterator[Finding]:
     again = _repeated(context)
     if not again.any():
         return
-    ops = context.data.ops
+    ops, calls = context.data.ops, context.data.calls
     flops = np.maximum(ops.flops, 0)
     total_flops, total_time = int(flops[context.forward].sum()), int(ops.duration[context.forward].sum())
     for (call, *_), members in _by_cause(context, again).items():
@@ -40,23 +40,23 @@ def computed_again(context: ProblemContext) -> Iterator[Finding]:
         slow = time >= _WORTH_NAMING * total_time and size >= _MIN_BYTES
         if slow or (spent and spent >= _WORTH_NAMING * total_flops):
             cost = f"{count_text(spent)} FLOPs" if spent else bytes_text(size)
-            yield _finding(context, call, members, cost)
-
-
-def _finding(context: ProblemContext, call: int, members: list[int], cost: str) -> Finding:
-    calls = context.data.calls
-    if call >= 0:
-        module = int(calls.module[call])
-        title = f"{context.module_type(module)} is called again on the same inputs ({cost})"
-        return Finding(title, module, int(calls.frame[call]), members[0])
-    op = max(members, key=lambda op: (int(context.data.ops.flops[op]), int(context.data.ops.duration[op])))
-    inputs = ", ".join(str(context.meta(value)) for value in context.inputs(op)[:3])
-    return context.finding(f"{context.written(op)} runs again on the same {inputs} ({cost})", op)
+            if call >= 0:
+                module, frame = (int(column[call]) for column in (calls.module, calls.frame))
+                title = f"{context.module_type(module)} is called again on the same inputs ({cost})"
+                yield Finding(title, module, frame, members[0])
+                continue
+            op = max(members, key=lambda op: (int(ops.flops[op]), int(ops.duration[op])))
+            inputs = ", ".join(str(context.meta(value)) for value in context.inputs(op)[:3])
+            yield context.finding(f"{context.written(op)} runs again on the same {inputs} ({cost})", op)
 
 
 def _by_cause(context: ProblemContext, again: Mask) -> dict[tuple[int, int, int], list[int]]:
     """The repeated ops by the outermost call that repeats as a whole, or by their line and module."""
-    whole = _whole_calls(context, again)
+    calls = context.data.calls
+    work = context.forward & ~_makes_views(context) & (np.diff(context.data.ops.input_offsets) > 0)
+    done, all_work = (np.concatenate([[0], np.cumsum(mask)]) for mask in (again, work))
+    inside = all_work[calls.end_op] - all_work[calls.first_op]
+    whole = (inside > 0) & (done[calls.end_op] - done[calls.first_op] == inside)  # nothing in them is new
     parents, op_call = context.data.calls.parent.tolist(), context.data.ops.call
     groups: dict[tuple[int, int, int], list[int]] = {}
     for op in np.flatnonzero(again).tolist():
@@ -66,16 +66,6 @@ def _by_cause(context: ProblemContext, again: Mask) -> dict[tuple[int, int, int]
         line = (-1, -1) if cause >= 0 else (context.visible(int(context.frames[op])), context.module(op))
         groups.setdefault((cause, *line), []).append(op)
     return groups
-
-
-def _whole_calls(context: ProblemContext, again: Mask) -> Mask:
-    """The calls that only repeat earlier work."""
-    calls = context.data.calls
-    work = context.forward & ~_makes_views(context) & (np.diff(context.data.ops.input_offsets) > 0)
-    done, all_work = (np.concatenate([[0], np.cumsum(mask)]) for mask in (again, work))
-    inside = all_work[calls.end_op] - all_work[calls.first_op]
-    mask: Mask = (inside > 0) & (done[calls.end_op] - done[calls.first_op] == inside)
-    return mask
 
 
 def _makes_views(context: ProblemContext) -> Mask:
@@ -98,14 +88,19 @@ def _repeated(context: ProblemContext) -> Mask:
     deterministic = (
         context.forward & (ops.call >= 0) & ((ops.flags & MUTATES) == 0) & ~context.named(_MAYBE_RANDOM)
     )
-    deterministic &= (np.diff(ops.input_offsets) > 0) & ~_drops_out(context)
+    attention = [id for id, name in enumerate(context.bare_names) if "scaled_dot_product" in name]
+    drops = [any(type(arg) is float and arg for arg in form.args) for form in data.forms]  # its probability
+    drops_out = np.isin(ops.name, attention) & np.array(drops or [False])[ops.form]
+    deterministic &= (np.diff(ops.input_offsets) > 0) & ~drops_out
     names, forms, calls = ops.name.tolist(), ops.form.tolist(), ops.call.tolist()
     starts, ends, inputs = (
         ops.input_offsets[:-1].tolist(),
         ops.input_offsets[1:].tolist(),
         ops.inputs.tolist(),
     )
-    tops = _outermost(data.calls.parent.tolist())
+    tops: list[int] = []  # the outermost call of each
+    for call, parent in enumerate(data.calls.parent.tolist()):  # a parent always comes first
+        tops.append(tops[parent] if parent >= 0 else call)
     same = list(range(len(data.values)))
     first: dict[tuple[int, ...], int] = {}
     again = np.zeros(len(ops), dtype=np.bool_)
@@ -118,18 +113,3 @@ def _repeated(context: ProblemContext) -> Mask:
             for one, other in zip(context.outputs(earlier), context.outputs(op), strict=False):
                 same[other] = same[one]
     return again & ~_makes_views(context)
-
-
-def _outermost(parents: list[int]) -> list[int]:
-    tops: list[int] = []
-    for call, parent in enumerate(parents):  # a parent always comes first
-        tops.append(tops[parent] if parent >= 0 else call)
-    return tops
-
-
-def _drops_out(context: ProblemContext) -> Mask:
-    """Fused attention with a dropout probability among its arguments."""
-    attention = [id for id, name in enumerate(context.bare_names) if "scaled_dot_product" in name]
-    drops = [any(type(arg) is float and arg for arg in form.args) for form in context.data.forms]
-    mask: Mask = np.isin(context.data.ops.name, attention) & np.array(drops or [False])[context.data.ops.form]
-    return mask

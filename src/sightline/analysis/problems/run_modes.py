@@ -27,7 +27,7 @@ class RunModes:
     def __init__(self, context: ProblemContext) -> None:
         self._context = context
         calls = context.data.calls
-        self.tops: list[int] = np.flatnonzero((calls.parent < 0) & (calls.phase == FORWARD)).tolist()
+        self.outermost: list[int] = np.flatnonzero((calls.parent < 0) & (calls.phase == FORWARD)).tolist()
         self.drops = np.flatnonzero(_drops(context))
         self.norms = np.flatnonzero(_norms(context))
 
@@ -42,15 +42,16 @@ class RunModes:
         """The modules below a root that are different in training: dropout that drops, batch norms."""
         modules = self._context.data.modules
         top = modules[root].root
-        return [
-            id for id, info in enumerate(modules) if info.root == top and _is_sensitive(info.type, info.extra)
-        ]
-
-
-def _is_sensitive(type: str, extra: str) -> bool:
-    if "BatchNorm" in type:
-        return "track_running_stats=False" not in extra
-    return "Dropout" in type and "p=" in extra and not extra.startswith(("p=0.0", "p=0,"))
+        sensitive = []
+        for id, info in enumerate(modules):
+            if "BatchNorm" in info.type:
+                differs = "track_running_stats=False" not in info.extra
+            else:
+                probable = "p=" in info.extra and not info.extra.startswith(("p=0.0", "p=0,"))
+                differs = "Dropout" in info.type and probable
+            if info.root == top and differs:
+                sensitive.append(id)
+        return sensitive
 
 
 def _drops(context: ProblemContext) -> Mask:
@@ -93,7 +94,7 @@ def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
         return
     calls, first = context.data.calls, min(step.position for step in record.steps)
     leads = context.derived(Training).leads
-    for call in modes.tops:
+    for call in modes.outermost:
         flags = int(calls.flags[call])
         if not (flags & NO_GRAD and flags & TRAINING) or int(calls.first_op[call]) < first:
             continue
@@ -129,7 +130,7 @@ def _in_training_mode(
     "Call model.eval() before.",
     Confidence.GUESS,
 )
-def training_mode_of_what_is_not_trained(context: ProblemContext) -> Iterator[Finding]:
+def training_mode_of_untrained_model(context: ProblemContext) -> Iterator[Finding]:
     """A model that nothing trains runs without gradients in training mode: all of a program, or a teacher."""
     record, modes = context.derived(LoopRecord), context.derived(RunModes)
     data, calls = context.data, context.data.calls
@@ -138,7 +139,7 @@ def training_mode_of_what_is_not_trained(context: ProblemContext) -> Iterator[Fi
         return
     leads = context.derived(Training).leads if trains else None
     changed: dict[int, bool] = {}
-    for call in modes.tops:
+    for call in modes.outermost:
         flags, root = int(calls.flags[call]), int(calls.module[call])
         if not (flags & NO_GRAD and flags & TRAINING):
             continue
@@ -183,7 +184,7 @@ def _is_repeated(context: ProblemContext, record: LoopRecord, call: int) -> bool
         inputs = calls.inputs_of(one)
         return int(calls.module[one]), bisect_right(steps, int(calls.first_op[one])), *inputs
 
-    return sum(key(other) == key(call) for other in modes.tops) > 1
+    return sum(key(other) == key(call) for other in modes.outermost) > 1
 
 
 @check(
@@ -200,7 +201,7 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
     calls = context.data.calls
     leads = context.derived(Training).leads
     by_root: dict[int, list[int]] = {}
-    for call in modes.tops:
+    for call in modes.outermost:
         if not int(calls.flags[call]) & NO_GRAD and any(
             leads[value] for value in call_outputs(context, call)
         ):
@@ -215,7 +216,12 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
         evaluated = [call for call in evaluated if not _precedes(context, record, call, training)]
         if not evaluated or not sensitive or not _is_trained(context, record, root):
             continue
-        if any(_trains(context, call, set(sensitive)) for call in evaluated):
+        training_calls = np.flatnonzero(((calls.flags & TRAINING) != 0) & np.isin(calls.module, sensitive))
+        first_ops, end_ops = calls.first_op[training_calls], calls.end_op[training_calls]
+        if any(
+            ((first_ops >= calls.first_op[call]) & (end_ops <= calls.end_op[call])).any()
+            for call in evaluated
+        ):
             continue  # some modules are in training mode, so the others are frozen on purpose
         off = " and ".join(sorted({context.module_type(module) for module in sensitive}))
         since = " since an evaluation" if training and training[0] < evaluated[0] else ""
@@ -238,14 +244,6 @@ def call_outputs(context: ProblemContext, call: int) -> list[int]:
     calls = context.data.calls
     outputs: list[int] = calls.outputs_of(call)
     return outputs
-
-
-def _trains(context: ProblemContext, call: int, sensitive: set[int]) -> bool:
-    """Whether one of these modules is in training mode inside a call."""
-    calls = context.data.calls
-    first, end = int(calls.first_op[call]), int(calls.end_op[call])
-    inside = (calls.first_op >= first) & (calls.end_op <= end) & ((calls.flags & TRAINING) != 0)
-    return not sensitive.isdisjoint(calls.module[inside].tolist())
 
 
 def _is_trained(context: ProblemContext, record: LoopRecord, root: int) -> bool:

@@ -7,7 +7,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -24,7 +24,7 @@ _COLLECTION: Final = 4  #: so many siblings that differ only in a number are a c
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleParameter:
     """A trainable parameter that got no gradient."""
 
     name: str  #: inside its module
@@ -42,37 +42,32 @@ class Training:
         self._data = context.data
 
     @cached_property
-    def idle(self) -> tuple[Idle, ...]:
+    def idle(self) -> tuple[IdleParameter, ...]:
         """Trainable parameters without a gradient; none where the recording cannot tell."""
         ops = self._data.ops
         if not (self._context.complete and (self._context.aten & (ops.phase == BACKWARD)).any()):
             return ()
         calls = self._data.calls
         tops = np.unique(calls.module[(calls.parent < 0) & (calls.phase == FORWARD)]).tolist()
-        by_path = {idle.path: idle for top in tops for idle in self._idle_in(top)}
+        by_path: dict[str, IdleParameter] = {}
+        for top in tops:
+            below = {top}
+            for id, module in enumerate(self._data.modules):  # a parent has a lower id
+                if module.parent in below:
+                    below.add(id)
+            infos = [(id, info) for id in sorted(below) for info in self._data.modules[id].parameters]
+            trainable = {
+                info.key: (id, info) for id, info in reversed(infos) if info.trainable and not info.buffer
+            }
+            missing = [owner for key, owner in trainable.items() if not self._has_gradient(key)]
+            if len(missing) == len(trainable):  # of two models trained in turns, only one is trained here
+                continue
+            for id, info in reversed(missing):
+                values = self._values_of(info.key)
+                if all(self._context.meta(value).type == "Tensor" for value in values):
+                    used = bool(self._reads(values))
+                    by_path[info.path] = IdleParameter(info.name, info.path, id, values, used)
         return tuple(by_path.values())
-
-    def _idle_in(self, top: int) -> Iterator[Idle]:
-        """Those below a module, if any of it was trained: of two models trained in turn, only one is."""
-        infos = [(id, info) for id in self._below(top) for info in self._data.modules[id].parameters]
-        trainable = {
-            info.key: (id, info) for id, info in reversed(infos) if info.trainable and not info.buffer
-        }
-        missing = {key: owner for key, owner in trainable.items() if not self._has_gradient(key)}
-        if len(missing) == len(trainable):
-            return
-        for module, info in reversed(missing.values()):
-            values = self._values_of(info.key)
-            if all(self._context.meta(value).type == "Tensor" for value in values):
-                yield Idle(info.name, info.path, module, values, bool(self._reads(values)))
-
-    def _below(self, top: int) -> list[int]:
-        """A module and all its submodules."""
-        below = {top}
-        for id, info in enumerate(self._data.modules):  # a parent has a lower id
-            if info.parent in below:
-                below.add(id)
-        return sorted(below)
 
     # -- parameters as values --------------------------------------------------------------------------
 
@@ -110,7 +105,7 @@ class Training:
         writers = set(self._data.values.producer[list(values)].tolist())
         return [op for op in self._uses(values) if op not in writers]
 
-    def uses(self, idle: Idle) -> list[int]:
+    def uses(self, idle: IdleParameter) -> list[int]:
         """The forward ops that read a parameter."""
         return self._reads(idle.values)
 
@@ -149,7 +144,7 @@ class Training:
     def cut_of(self, name: str) -> int:
         """The op after which the branch of a parameter goes on without gradients, or -1: see `cut`."""
         values = self._values_of(self._keys[name]) if name in self._keys else ()
-        return self.cut(Idle(name, name, -1, values, used=True))
+        return self.cut(IdleParameter(name, name, -1, values, used=True))
 
     @cached_property
     def _reached(self) -> tuple[list[bool], list[bool]]:
@@ -189,7 +184,7 @@ class Training:
         """For every value, whether it led to something a backward pass saw."""
         return self._reached[1]
 
-    def cut(self, idle: Idle) -> int:
+    def cut(self, idle: IdleParameter) -> int:
         """The op after which a parameter's branch goes on towards the loss without gradients, or -1."""
         floating, leads = self._context.floating, self._reached[1]
         seen, ops = set(idle.values), self._reads(idle.values)
@@ -204,7 +199,7 @@ class Training:
             ops = self._uses(list(dict.fromkeys(after)))
         return -1
 
-    def branch_end(self, idle: Idle) -> tuple[int, bool]:
+    def branch_end(self, idle: IdleParameter) -> tuple[int, bool]:
         """The op at which the branch of a parameter ends, and whether the loss is computed from its result.
 
         It then has no gradient to pass on, as of whole numbers. Else it is the last op whose result requires
@@ -216,10 +211,10 @@ class Training:
             last = ops[-1]
             results = [value for op in ops for value in self._context.results(op) if value not in seen]
             for op in ops:
-                made = self._context.results(op)
-                if made and not any(map(self._floats, made)) and any(self.leads[value] for value in made):
+                own = self._context.results(op)
+                if own and not any(map(self._floats, own)) and any(self.leads[value] for value in own):
                     return op, True
-                wanting = op if any(self.wants[value] for value in made) else wanting
+                wanting = op if any(self.wants[value] for value in own) else wanting
             seen.update(results)
             ops = self._uses([value for value in results if self._floats(value)] or results)
         return (wanting if wanting >= 0 else last), False
@@ -257,13 +252,11 @@ class Training:
         numbered = info.path.rpartition(".")[2].isdigit() or (
             len(same_type) + 1 >= _COLLECTION and all(modules[id].path.startswith(stem) for id in siblings)
         )
-        return numbered and (not self._ran.isdisjoint(same_type) or self._draws(info.parent))
-
-    def _draws(self, module: int) -> bool:
-        """Whether the call that contains a module drew random numbers in its own code."""
-        call = self.nearest_call(module)
-        own = self._context.named(_DRAWS) & (self._data.ops.call == call)
-        return call >= 0 and bool(own.any())
+        if not numbered or not self._ran.isdisjoint(same_type):
+            return numbered
+        call = self.nearest_call(info.parent)  # it may draw random numbers in its own code
+        drawn = self._context.named(_DRAWS) & (self._data.ops.call == call)
+        return call >= 0 and bool(drawn.any())
 
     def nearest_call(self, module: int) -> int:
         """The first call of a module, or of its nearest parent that was called; else -1."""

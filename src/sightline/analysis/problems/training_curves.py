@@ -21,13 +21,13 @@ from sightline.notation import number_text
 
 _LEAST_STEPS: Final = 2
 _SOME_STEPS: Final = 5  #: so that one odd batch is not taken for a trend
-_GROWS: Final = 10  #: how many times the first losses the last ones are, in a run that diverges
+_GROWS: Final = 10  #: the last losses over the first ones, in a run that diverges
 _EXPLODES: Final = 1000
 _HUGE: Final = 100  #: no loss is as large by its nature; one of 3 after 0.001 may be
 _FASTER: Final = 2
 _VANISHED: Final = 1e-6  #: of the highest rate
 _NOTHING: Final = 1e-10  #: a rate at which float32 weights stay as they are
-_SHARE: Final = 10  #: of so many steps one without a rate is too much; the last step of a schedule may be
+_SHARE: Final = 10  #: one step in so many without a rate is too much; a last one may have none
 
 
 class TrainingCurves:
@@ -51,36 +51,28 @@ class TrainingCurves:
     "One step with it destroys the weights.",
 )
 def loss_not_finite(context: ProblemContext) -> Iterator[Finding]:
-    """A loss or a norm of gradients that was read and is no number, where no op can be named."""
+    """A loss or a norm of gradients that was read and is not finite, where no op can be named."""
     curves = context.derived(TrainingCurves)
     norms = [("the norm of the gradients", -1, curves.norms)]
     losses = [("the loss", frame, curve) for frame, curve in curves.losses.items()]
-    bad = [(*each, _first_bad(each[2])) for each in (*losses, *norms)]
-    if not any(first for *_, first in bad) or any(first_non_finite.find(context)):
+    named = (each for each in (*losses, *norms) if not all(math.isfinite(number) for _, number in each[2]))
+    name, frame, curve = next(named, ("", -1, []))
+    bad = [(step.number, number) for step, number in curve if not math.isfinite(number)]
+    if not bad or any(first_non_finite.find(context)):
         return
     repair = f"{Hint.recording('stats')} names the op that made the first one."
     if len(context.data.stats):
-        made = first_nonfinite(context.index)
+        source = first_nonfinite(context.index)
         repair = "No op that was measured made it: it was given to the run, or asked for."
-        repair = f"The first one was made by {context.at_line(made.op.id)}." if made is not None else repair
-    for what, frame, curve, first in bad:
-        if first is not None:
-            kinds = dict.fromkeys(number_text(abs(each)) for _, each in curve if not math.isfinite(each))
-            count = sum(not math.isfinite(each) for _, each in curve)
-            title = f"{what} is {' or '.join(kinds)} in {_steps_text(count, curve, first)}"
-            yield Finding(title, frame=frame, why=f"One step with it destroys the weights. {repair}")
-            return  # the others are a consequence
-
-
-def _first_bad(curve: Sequence[tuple[StepSummary, float]]) -> StepSummary | None:
-    return next((step for step, number in curve if not math.isfinite(number)), None)
-
-
-def _steps_text(count: int, curve: Sequence[tuple[StepSummary, float]], first: StepSummary) -> str:
-    """``3 of 9 steps, the first of them step 6``."""
+        if source is not None:
+            repair = f"The first one was made by {context.at_line(source.op.id)}."
+    kinds = dict.fromkeys(number_text(abs(number)) for _, number in bad)
+    count, first = len(bad), bad[0][0]
+    steps = f"{count:,} of {len(curve):,} steps, the first of them step {first}"
     if count == len(curve):
-        return f"all of {count:,} steps" if count > 1 else f"step {first.number}"
-    return f"{count:,} of {len(curve):,} steps, the first of them step {first.number}"
+        steps = f"all of {count:,} steps" if count > 1 else f"step {first}"
+    title = f"{name} is {' or '.join(kinds)} in {steps}"  # others that are not finite are a consequence
+    yield Finding(title, frame=frame, why=f"One step with it destroys the weights. {repair}")
 
 
 @check(
@@ -91,7 +83,7 @@ def _steps_text(count: int, curve: Sequence[tuple[StepSummary, float]], first: S
     Confidence.LIKELY,
 )
 def loss_grows(context: ProblemContext) -> Iterator[Finding]:
-    """A loss that is at the end many times as large as at the beginning."""
+    """A loss that is many times as large at the end as at the beginning."""
     for frame, curve in context.derived(TrainingCurves).losses.items():
         numbers = [number for _, number in curve]
         factor = _growth(numbers)
@@ -113,7 +105,7 @@ def loss_grows(context: ProblemContext) -> Iterator[Finding]:
     Confidence.LIKELY,
 )
 def loss_jumps(context: ProblemContext) -> Iterator[Finding]:
-    """A loss that is in one step many times as large as in the others, and comes back."""
+    """A loss that is many times as large in one step as in the others, and comes back."""
     for frame, curve in context.derived(TrainingCurves).losses.items():
         numbers = [abs(number) for _, number in curve]
         if len(numbers) < _SOME_STEPS or not all(map(math.isfinite, numbers)):
@@ -128,7 +120,7 @@ def loss_jumps(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _growth(numbers: Sequence[float]) -> float:
-    """How many times the largest of the first numbers the smallest of the last ones is; 0 if unknown.
+    """The smallest of the last numbers over the largest of the first ones; 0 if unknown.
 
     >>> _growth([1.0, 2.0, 50.0]), _growth([2.0, 1.0, 0.5])
     (50.0, 0.25)
@@ -185,7 +177,7 @@ def gradients_of_zero(context: ProblemContext) -> Iterator[Finding]:
     "step.",
 )
 def norm_grows(context: ProblemContext) -> Iterator[Finding]:
-    """The norm of all gradients is at the end many times as large as at the beginning."""
+    """The norm of all gradients is many times as large at the end as at the beginning."""
     numbers = [norm for _, norm in context.derived(TrainingCurves).norms]
     if _growth(numbers) >= _EXPLODES and numbers[-1] >= _EXPLODES:
         ends = f"from {number_text(numbers[0])} to {number_text(numbers[-1])}"

@@ -1,4 +1,4 @@
-"""Mistakes of a training loop: what is cleared, clipped, stepped and scheduled, and in which order.
+"""Mistakes of a training loop: clearing, clipping, stepping and scheduling, and their order.
 
 Also autograd graphs that outlive their step: a sum of losses, a list of tensors that keep their graph.
 """
@@ -53,6 +53,7 @@ def step_without_gradients(context: ProblemContext) -> Iterator[Finding]:
 def _why_no_gradient(
     context: ProblemContext, record: LoopRecord, optimizer: OptimizerRecord, steps: list[StepRecord]
 ) -> str:
+    """The reason that an optimizer finds no gradient, as far as it is known."""
     elsewhere = record.in_order(name for name in record.gradients if name not in record.optimized)
     if elsewhere and len(elsewhere) == len(record.gradients):
         return f"the gradients are in {names_text(elsewhere)}, which no optimizer holds"
@@ -72,29 +73,22 @@ def _why_no_gradient(
         return (
             "a backward pass reached them, and none was left in .grad: torch.autograd.grad leaves none there"
         )
-    return f"the backward pass before it did not reach them{_cut_text(context, training, optimizer, starts)}"
-
-
-def _cut_text(
-    context: ProblemContext, training: Training, optimizer: OptimizerRecord, starts: list[tuple[int, int]]
-) -> str:
-    """Where the way from the parameters of an optimizer to the loss ends; empty where that is not known."""
+    text = "the backward pass before it did not reach them"
     for name in sorted(optimizer.names):
         op = training.cut_of(name)
         if op >= 0:
             detached = context.name(op) == "detach"
             how = context.at_line(op) if detached else f"a block without gradients, {context.at_line(op)}"
-            return f": they are cut off by {how}"
+            return f"{text}: they are cut off by {how}"
     for _, value in starts:
-        maker = _made_of_numbers(context, value)
-        if maker >= 0:
-            made = context.at_line(maker)
-            return f": its loss was computed from a new tensor alone, {made}"
-    return ""
+        creator = _created_from_numbers(context, value)
+        if creator >= 0:
+            return f"{text}: its loss was computed from a new tensor alone, {context.at_line(creator)}"
+    return text
 
 
-def _made_of_numbers(context: ProblemContext, value: int) -> int:
-    """The op that made a value of numbers, without any tensor; -1 if it was computed from one."""
+def _created_from_numbers(context: ProblemContext, value: int) -> int:
+    """The op that created a value from numbers, without any tensor; -1 if it was computed from one."""
     for _ in range(_MAX_VERSIONS):
         op = context.producer(value)
         if op < 0:
@@ -120,39 +114,30 @@ def gradients_not_cleared(context: ProblemContext) -> Iterator[Finding]:
     record = context.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
         steps = record.steps_of(number)
-        names = _sample([name for name in sorted(optimizer.names) if name in record.gradients])
+        names = [name for name in sorted(optimizer.names) if name in record.gradients]
         if len(steps) < 3 or not names:
             continue
+        names = names[:: -(-len(names) // _SAMPLE)]  # of all parts of the model
         pairs = list(pairwise(steps))[:_MAX_PAIRS]
         held = {
             name: all(_still_holds(context, record.gradients[name], *pair) for pair in pairs)
             for name in names
         }
-        if all(held.values()):
-            what, shown = "gradients are never cleared", names
-        else:  # those of a part of the model: each step adds to them
-            shown = [
-                name
-                for name in names
-                if held[name] and all(_grows(context, record.gradients[name], *pair) for pair in pairs)
-            ]
-            what = f"gradients of {len(shown)} parameters are never cleared, those of others are"
+        shown, fault = names, "gradients are never cleared"
+        if not all(held.values()):  # those of a part of the model: each step adds to them a new version
+            shown = []
+            for name in names:
+                ops = [context.producer(version) for version in record.gradients[name]]
+                grows = (any(a.position <= op < b.position for op in ops) for a, b in pairs)
+                if held[name] and all(grows):
+                    shown.append(name)
+            fault = f"gradients of {len(shown)} parameters are never cleared, those of others are"
         if shown:
             title = (
-                f"{what}: every step of {optimizer.type} after the first still holds those of the one before "
-                f"({names_text(shown)})"
+                f"{fault}: every step of {optimizer.type} after the first still holds those of the one "
+                f"before ({names_text(shown)})"
             )
             yield _optimizer_finding(optimizer, title)
-
-
-def _grows(context: ProblemContext, versions: list[int], before: StepRecord, now: StepRecord) -> bool:
-    """Whether a gradient got a new version between two steps."""
-    return any(before.position <= context.producer(version) < now.position for version in versions)
-
-
-def _sample(names: list[str]) -> list[str]:
-    """Some of the names, of all parts of a model."""
-    return names[:: -(-len(names) // _SAMPLE)] if names else []
 
 
 def _still_holds(context: ProblemContext, versions: list[int], before: StepRecord, now: StepRecord) -> bool:
@@ -369,12 +354,12 @@ def graph_grows(context: ProblemContext) -> Iterator[Finding]:
         outputs = context.outputs(op)
         if not outputs or not has_graph[outputs[0]] or context.meta(outputs[0]).numel != 1:
             continue
-        excluded = (-1, bisect_right(steps, op))
-        old = [
-            value
-            for value in context.inputs(op)
-            if has_graph[value] and _step(context, steps, value) not in excluded
-        ]
+        old = []  # those of earlier steps
+        for value in context.inputs(op):
+            producer = context.producer(value)
+            if has_graph[value] and producer >= 0:
+                if bisect_right(steps, producer) != bisect_right(steps, op):
+                    old.append(value)
         if old:
             depth[outputs[0]] = 1 + max(depth.get(value, 0) for value in old)
             sums.append(op)
@@ -383,12 +368,6 @@ def graph_grows(context: ProblemContext) -> Iterator[Finding]:
         if longest >= _LEAST_STEPS - 1:
             title = f"{context.written(ops[0])} sums up what still has its graph, over {longest + 1} steps"
             yield Finding(title, -1, int(context.frames[ops[0]]), ops[0], context.outputs(ops[0])[0])
-
-
-def _step(context: ProblemContext, steps: list[int], value: int) -> int:
-    """Between which steps a value was made; -1 where no op made it."""
-    producer = context.producer(value)
-    return bisect_right(steps, producer) if producer >= 0 else -1
 
 
 @check(
@@ -407,7 +386,13 @@ def graph_kept(context: ProblemContext) -> Iterator[Finding]:
     data = context.data
     has_graph = (data.values.flags & REQUIRES_GRAD) != 0
     starts = data.ops.start
-    detached = _detached_storages(context)
+    # Storages that a tensor without a graph shares: ``loss.detach()``. Autograd detaches saved tensors.
+    detached: set[int] = set()
+    for view in np.flatnonzero((data.values.base >= 0) & ~has_graph).tolist():
+        op = context.producer(view)
+        saved = op >= 0 and context.name(op) == "detach" and "detach" not in context.written(op)
+        if op < 0 or (data.ops.phase[op] == FORWARD and not saved):
+            detached.add(int(data.values.storage[view]))
     kept: dict[tuple[int, str], dict[int, int]] = {}
     for value, end in zip(rows.value.tolist(), rows.end.tolist(), strict=True):
         producer = context.producer(value) if value >= 0 else -1
@@ -432,20 +417,3 @@ def graph_kept(context: ProblemContext) -> Iterator[Finding]:
             )
             yield context.finding(title, op, value)
             return  # the same graph keeps its inputs alive
-
-
-def _detached_storages(context: ProblemContext) -> set[int]:
-    """The storages that a tensor without a graph shares: ``loss.detach()``."""
-    values = context.data.values
-    views = np.flatnonzero((values.base >= 0) & ((values.flags & REQUIRES_GRAD) == 0))
-    return {
-        int(values.storage[view]) for view in views.tolist() if _is_written(context, context.producer(view))
-    }
-
-
-def _is_written(context: ProblemContext, op: int) -> bool:
-    """Whether the user's code made a view: autograd itself detaches what it saves."""
-    if op < 0:
-        return True
-    saves = context.name(op) == "detach" and "detach" not in context.written(op)
-    return bool(context.data.ops.phase[op] == FORWARD) and not saves

@@ -89,13 +89,18 @@ class LoopRecord:
     def optimizers(self) -> list[OptimizerRecord]:
         records = []
         for row in self._rows("optimizers", dict):
-            names = row.get("names")
+            names, rates, curves = row.get("names"), row.get("rates"), []
+            for group in rates if isinstance(rates, list) else ():  # those whose rates are known
+                points = [_rate(number) for number in group[1:]] if isinstance(group, list) else []
+                known = tuple(rate for rate in points if rate is not None)
+                if points and len(known) == len(points):
+                    curves.append(RateCurve(known, max(_int(group[0]), 0)))
             records.append(
                 OptimizerRecord(
                     str(row.get("type")), _int(row.get("parameters")),
                     frozenset(map(str, names if isinstance(names, list) else ())),
                     _int(row.get("foreign", 0)),
-                    _int(row.get("steps")), *source_lines(row.get("place")), _curves(row.get("rates")),
+                    _int(row.get("steps")), *source_lines(row.get("place")), tuple(curves),
                 )
             )  # fmt: skip
         return records
@@ -209,16 +214,6 @@ def source_lines(position: Any) -> tuple[str, str]:
         valid = len(part) == 3 and type(part[1]) is int
         texts.append(f"{position_text(str(part[0]), part[1])} in {part[2]}" if valid else "")
     return texts[0], texts[1]
-
-
-def _curves(rows: Any) -> tuple[RateCurve, ...]:
-    """The curves of parameter groups whose rates are known."""
-    curves = []
-    for row in rows if isinstance(rows, list) else ():
-        points = [_rate(number) for number in row[1:]] if isinstance(row, list) else []
-        if points and None not in points:
-            curves.append(RateCurve(tuple(rate for rate in points if rate is not None), max(_int(row[0]), 0)))
-    return tuple(curves)
 
 
 def _user_line(position: Any) -> str:

@@ -94,7 +94,12 @@ def shared_layers(context: ProblemContext) -> Iterator[Finding]:
     modules = context.data.modules
     groups: dict[tuple[int, ...], list[int]] = {}
     for id, info in enumerate(modules):
-        paths = _list_entries(info.aliases)
+        lists: dict[str, list[str]] = {}  # its paths in each list that holds it
+        for alias in info.aliases:
+            parent, _, name = alias.rpartition(".")
+            if name.isdigit():
+                lists.setdefault(parent, []).append(alias)
+        paths = max(lists.values(), key=len, default=[])
         calls = context.index.calls_of_module.get(id, ())
         if len(paths) > 1 and len(calls) > 1 and has_parameters(context, id):
             title = f"{', '.join(paths[:3])}{' …' if len(paths) > 3 else ''} are one and the same {info.type}"
@@ -127,16 +132,6 @@ def _list_frame(context: ProblemContext, layer: int, otherwise: int) -> int:
             return frame
         frame = int(frames.parent[frame])
     return otherwise
-
-
-def _list_entries(aliases: tuple[str, ...]) -> list[str]:
-    """The paths of a module in the list that holds it most often."""
-    lists: dict[str, list[str]] = {}
-    for alias in aliases:
-        parent, _, name = alias.rpartition(".")
-        if name.isdigit():
-            lists.setdefault(parent, []).append(alias)
-    return max(lists.values(), key=len, default=[])
 
 
 def has_parameters(context: ProblemContext, module: int) -> bool:
