@@ -77,7 +77,7 @@ class Selection:
         elif level in LEVELS:
             mask = _at_level(index, LEVELS.index(level))
         else:
-            raise UsageError(f"ops={argument_text(level)} is no level; choose {choices_text(LEVELS)}.")
+            raise UsageError(f"{Hint.option('level', level)} is no level; choose {choices_text(LEVELS)}.")
         if not self.filters:
             return mask
         if not mask.any():
