@@ -44,7 +44,9 @@ def test_the_order_of_calls(run: Path) -> None:
 def test_filters_are_those_of_the_views(run: Path) -> None:
     trace = sl.load(run)
     code = ["--view", "code", "--module", "blocks.*", "--op", "*mm*", "--phase", "forward"]
-    wanted = trace.code(module="blocks.*", op="*mm*", phase="forward", names=True, torch_frames=True)
+    wanted = trace.code(
+        module="blocks.*", op="*mm*", phase="forward", names=True, torch_frames=True, fold=False
+    )
     assert told("show", run, *code, "--names", "--torch-frames", "--no-fold") == f"{wanted}\n"
     wanted = trace.code(level="api", stats=False, tail=9, depth=2)
     options = ["--level", "api", "--no-stats", "--tail", 9, "--depth", 2]
