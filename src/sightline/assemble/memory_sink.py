@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.assemble.assembler import Assembler
-from sightline.assemble.batch import Batch, LateRows, SourcePosition, Tables
+from sightline.assemble.batch import Batch, LateRows, Tables
 from sightline.data import trace_data as d
 from sightline.data.arrays import IntArray
 from sightline.data.trace_data import Store
@@ -115,19 +115,15 @@ def trace_data(
     info = dict(tables.info) | {"external": assembler.external}
     if assembler.evicted:
         info["evicted"] = assembler.evicted
+    places: IntArray = np.array(tables.places, dtype=np.int64).reshape(-1, 6)
+    parent, code, line, end_line, column, end_column = (
+        np.ascontiguousarray(one, dtype=np.int32) for one in places.T
+    )
+    frames = d.FrameColumns(parent, code, line, end_line, column, end_column)
     return d.TraceData(
-        **columns, frames=_frame_columns(tables.places), modules=tables.modules, codes=tables.codes,
+        **columns, frames=frames, modules=tables.modules, codes=tables.codes,
         files=tables.files, metas=tables.metas, forms=tables.forms, names=assembler.names.all,
         storages=storages, schemas=tables.schemas, info=info,
         steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=assembler.captures(),
         store=store,
     )  # fmt: skip
-
-
-def _frame_columns(places: list[SourcePosition]) -> d.FrameColumns:
-    """The tree of frames as columns."""
-    table: IntArray = np.array(places, dtype=np.int64).reshape(-1, 6)
-    parent, code, line, end_line, column, end_column = (
-        np.ascontiguousarray(one, dtype=np.int32) for one in table.T
-    )
-    return d.FrameColumns(parent, code, line, end_line, column, end_column)

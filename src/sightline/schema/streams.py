@@ -49,7 +49,7 @@ class RowLayout:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What each number of a row is, up to its lists."""
+        """The name of each number of a row, up to its lists."""
         fields = (field.name for field in self.fields)
         return ("length", "id", *fields, *(("input_count",) if self.lists else ()))
 
@@ -80,7 +80,7 @@ def _with_recorded(columns: type[Columns], *fields: Field | str) -> tuple[Field,
 
 OP: Final = RowLayout("op", _with_recorded(
     OpColumns,
-    Field("info", "what was called, into `Tables.operations`"),
+    Field("info", "the operation that was called, into `Tables.operations`"),
     "form",
     Field("result", "the form of its result; -1: a single tensor"),
     Field("stack", "the innermost source position"),

@@ -51,21 +51,14 @@ def check_info(info: Mapping[str, Any]) -> None:
     if not all(type(text) is str for text in info.get("contradictions", ())):
         raise Damage("it does not say how it contradicts itself")
     for row in info.get("dropped_collectives", ()):
-        if not isinstance(row, list | tuple) or [type(each) for each in row] != [str, int, int]:
+        if not isinstance(row, list | tuple) or [*map(type, row)] != [str, int, int]:
             raise Damage(f"it says {quoted(row)} of collectives that were dropped")
     for device, readings in info.get("allocator", {}).items():
-        if type(device) is not str or not _is_allocator(readings):
+        numbers = readings if isinstance(readings, dict) else {}
+        pairs = [numbers.get(name) for name in ("allocated", "reserved", "most")]
+        valid = all(isinstance(pair, list | tuple) and [*map(type, pair)] == [int, int] for pair in pairs)
+        if type(device) is not str or not valid:
             raise Damage(f"it says {quoted(readings)} of the allocator of {quoted(device)}")
-
-
-def _is_allocator(readings: object) -> bool:
-    """Whether this has the two readings of each of an allocator's numbers."""
-    return isinstance(readings, dict) and all(
-        isinstance(pair := readings.get(name), list | tuple)
-        and len(pair) == 2
-        and all(type(n) is int for n in pair)
-        for name in ("allocated", "reserved", "most")
-    )
 
 
 def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
@@ -76,7 +69,10 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
     sightline.store.damage.Damage: frames/code of row 1 points at 7 of 3
     """
     if name.endswith("_offsets"):
-        _check_offsets(kind, name, column, counts)
+        flat = counts[f"{kind}.{name.removesuffix('_offsets')}s"]
+        fits = len(column) == counts[kind] + 1 and column[0] == 0 and column[-1] == flat
+        if not fits or (np.diff(column) < 0).any():
+            raise Damage(f"{kind}/{name} does not fit the {flat} ids it should cut into lists")
         return
     rows = counts[length_name(kind, name)]
     if len(column) != rows:
@@ -94,7 +90,7 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
 
 
 def check_block(kind: str, name: str, block: Array, first_row: int, counts: Mapping[str, int]) -> None:
-    """Check a part of a column that begins at ``first_row``."""
+    """Check the part of a column that begins at ``first_row``."""
     _check_ids(kind, name, block, counts)
     declared = column_of(kind, name)
     earlier = declared is not None and declared.meaning.earlier
@@ -119,13 +115,6 @@ def _check_range(kind: str, name: str, column: Array, low: int, size: int) -> No
     if len(column) and (column.min() < low or column.max() >= size):
         row = int(np.argmax((column < low) | (column >= size)))
         raise Damage(f"{kind}/{name} of row {row} points at {int(column[row])} of {size}")
-
-
-def _check_offsets(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
-    flat = counts[f"{kind}.{name.removesuffix('_offsets')}s"]
-    fits = len(column) == counts[kind] + 1 and column[0] == 0 and column[-1] == flat
-    if not fits or (np.diff(column) < 0).any():
-        raise Damage(f"{kind}/{name} does not fit the {flat} ids it should cut into lists")
 
 
 def check_chains(kind: str, name: str, parents: Array) -> None:
@@ -185,7 +174,7 @@ def check_steps(steps: Sequence[d.StepInfo], counts: Mapping[str, int]) -> None:
             0 <= step.first_op <= step.end_op <= counts["ops"]
             and 0 <= step.first_call <= step.end_call <= counts["calls"]
         ):
-            raise Damage(f"step {number} is no range of what was recorded")
+            raise Damage(f"step {number} has ops or module calls that are no range of those there are")
 
 
 def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int]) -> None:

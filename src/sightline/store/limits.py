@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -32,14 +33,28 @@ class Budget:
         self._taken: dict[str, int] = {}
         self.left = FREE + GROWTH * size
 
-    def take(self, what: str, count: int) -> None:
+    def take(self, part: str, count: int) -> None:
         """Use bytes for a part of the file; reading the same part again is free."""
-        more = count - self._taken.get(what, 0)
+        more = count - self._taken.get(part, 0)
         if more > self.left:
-            raise TooLarge(f"{what} would take more memory than a file of {self._size} bytes may")
+            raise TooLarge(f"{part} would take more memory than a file of {self._size} bytes may")
         if more > 0:
-            self._taken[what] = count
+            self._taken[part] = count
             self.left -= more
+
+
+def inflate(data: bytes, size: int) -> bytes | None:
+    """Decompress data that must have exactly this size; None for any other.
+
+    >>> inflate(zlib.compress(b"abc"), 3), inflate(zlib.compress(b"abc"), 2), inflate(b"abc", 3)
+    (b'abc', None, None)
+    """
+    reader = zlib.decompressobj()
+    try:
+        content = reader.decompress(data, size + 1)
+    except zlib.error:
+        return None
+    return content if len(content) == size and reader.eof else None
 
 
 def json_cost(text: str | bytes) -> int:

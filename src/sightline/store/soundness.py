@@ -1,7 +1,7 @@
-"""`sound_part`: what can be saved and opened of a recording that contradicts itself.
+"""`sound_part`: the part of a recording that contradicts itself which can be saved and opened.
 
 The recorder should never write such a recording. Where it does, the rest is worth keeping: references that
-the checks of a bundle would refuse become unknown, and ``info["contradictions"]`` says what is wrong.
+the checks of a bundle would refuse become unknown, and ``info["contradictions"]`` names the faults.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check_all(data: TraceData) -> None:
 
 
 def _repaired(data: TraceData) -> TraceData:
-    """A copy without what the checks refuse."""
+    """A copy without the parts that the checks refuse."""
     for kind in ("ops", "calls"):
         data = replace(data, **{kind: _with_valid_lists(getattr(data, kind), len(data.values))})
     stats = data.stats
@@ -90,9 +90,9 @@ def _repaired(data: TraceData) -> TraceData:
     for column in all_columns():
         if column.is_reference:
             data = _with_valid_references(data, column)
-    data = replace(
-        data, metas=[_valid_meta(meta) for meta in data.metas], modules=_valid_modules(data.modules)
-    )
+    unknown: TensorMeta = _UNKNOWN["metas"]
+    metas = [meta if _passes(checks.check_metas, [meta]) else unknown for meta in data.metas]
+    data = replace(data, metas=metas, modules=_valid_modules(data.modules))
     calls, count = data.calls, len(data.ops)
     first = np.clip(calls.first_op, 0, count).astype(calls.first_op.dtype)
     end = np.clip(calls.end_op, first, count).astype(calls.end_op.dtype)
@@ -116,11 +116,6 @@ def _passes(check: Any, *arguments: Any) -> bool:
     return True
 
 
-def _valid_meta(meta: TensorMeta) -> TensorMeta:
-    unknown: TensorMeta = _UNKNOWN["metas"]
-    return meta if _passes(checks.check_metas, [meta]) else unknown
-
-
 def _valid_modules(modules: list[ModuleInfo]) -> list[ModuleInfo]:
     """The modules; where they are no tree, as a list of unrelated ones."""
     modules = [
@@ -137,7 +132,7 @@ def _alone(module: ModuleInfo, at: int) -> ModuleInfo:
 
 
 def _with_valid_lists(columns: Any, values: int) -> Any:
-    """Ops or calls whose inputs and outputs exist; lists that cannot be told apart are empty."""
+    """Ops or calls whose inputs and outputs exist; lists that do not fit their offsets are empty."""
     changed: dict[str, Array] = {}
     for name in ("input", "output"):
         offsets, flat = getattr(columns, f"{name}_offsets"), getattr(columns, f"{name}s")
