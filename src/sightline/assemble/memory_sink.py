@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sightline.assemble.assembler import Assembler
 from sightline.assemble.batch import Batch, LateRows, Tables
 from sightline.data import trace_data as d
-from sightline.data.arrays import IntArray
+from sightline.data.arrays import IntArray, offsets_of
 from sightline.data.trace_data import Store
 
 Array = NDArray[Any]
@@ -59,8 +59,7 @@ class MemorySink:
         for name in SINK_COLUMNS[kind]:
             column = self.column(kind, name)
             if name.endswith("_offsets"):
-                lengths, column = column, np.zeros(len(column) + 1, dtype=np.int64)
-                np.cumsum(lengths, out=column[1:])
+                column = offsets_of(column)
             elif values and name in ("inputs", "previous"):
                 column = resolve_versions(column, values)
             columns[name] = column

@@ -124,7 +124,7 @@ class BatchOps:
         before.backwards.update(self.ids[starts].tolist())
 
     def advanced(self) -> Mask:
-        """Which ops outside a backward pass have made an autograd node."""
+        """A mask of the ops outside a backward pass that have made an autograd node."""
         sequence = self.rows.column("sequence")
         aten = (self.level == 1) & (self.phase != BACKWARD)
         advanced = np.zeros(len(sequence), dtype=bool)
@@ -138,7 +138,7 @@ class BatchOps:
         return advanced
 
     def after_gaps(self, ops: IntArray) -> IntArray:
-        """Those of a thread's ops before which rows of it may be lost, as positions among them."""
+        """Positions among some ops of a thread before which rows of that thread may be lost."""
         first = np.searchsorted(self.ids[ops], np.array(self.tables.gaps, dtype=np.int64))
         return first[first < len(ops)]
 
@@ -219,7 +219,7 @@ def _metas(live: LiveValues, ids: IntArray, counts: IntArray, ops: IntArray) -> 
 
 
 def first_gradient_stacks(places: list[SourcePosition], codes: list[d.CodeInfo]) -> Mask:
-    """Which stacks end where a backward pass makes its first gradient; position -1 is the empty stack.
+    """A mask of the stacks on which a backward pass makes its first gradient; position -1 is the empty stack.
 
     Without API calls nothing else says that the pass has begun.
     """
@@ -236,7 +236,7 @@ def first_gradient_stacks(places: list[SourcePosition], codes: list[d.CodeInfo])
 
 
 def recompute_stacks(places: list[SourcePosition], codes: list[d.CodeInfo]) -> Mask:
-    """Which stacks are inside a checkpoint's second forward; position -1 is the empty stack."""
+    """A mask of the stacks inside a checkpoint's second forward; position -1 is the empty stack."""
     again = {
         number
         for number, code in enumerate(codes)

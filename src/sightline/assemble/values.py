@@ -253,5 +253,5 @@ def byte_extent(meta: TensorMeta) -> int:
 
 
 def floating_metas(tables: Tables) -> Mask:
-    """Which tensor metadata have a dtype that can have a gradient."""
+    """A mask of the tensor metadata whose dtype can have a gradient."""
     return np.array([one.dtype.startswith(("float", "bfloat", "complex")) for one in tables.metas] or [False])

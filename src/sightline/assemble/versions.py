@@ -98,7 +98,7 @@ class Changes:
         return new
 
     def _changed_since(self, rows: IntArray, readers: IntArray, changes: IntArray, live: LiveValues) -> Mask:
-        """Which reads come after a change of the storage that is newer than the value."""
+        """A mask of the reads that come after a change of the storage that is newer than the value."""
         storages = np.concatenate([np.fromiter(self._changed, dtype=np.int64), changes[0]])
         newest = [noted[-1].op for noted in self._changed.values()]
         ops = np.concatenate([newest, changes[1]]).astype(np.int64)

@@ -23,7 +23,7 @@ _PLURALS: Final = {"kernel": "kernels", "copy": "copies", "fill": "fills"}
 
 
 class DeviceUsage(NamedTuple):
-    """How one device spent the run; all times in ns."""
+    """The time that one device was busy and idle in a run, in ns."""
 
     device: int
     total: int  #: from the start of the recording to its end, or to the end of the last work
@@ -95,7 +95,7 @@ def inclusive_durations(data: d.TraceData, own: d.I64) -> d.I64:
 
 
 def device_usage(data: d.TraceData) -> list[DeviceUsage]:
-    """How each device spent the run; with ``last=`` the recorded part of it."""
+    """The usage of each device during the run; with ``last=`` during the recorded part of it."""
     work = data.device_work
     first = int(data.ops.start[0]) if data.info.get("dropped") and len(data.ops) else 0
     usage = []
@@ -148,7 +148,7 @@ class DeviceSummary:
 
 
 def device_summary(index: Index) -> DeviceSummary | None:
-    """How devices were used; None where device time was not recorded."""
+    """The summary of a recording's device time; None where that was not recorded."""
     if index.device_own is None:
         return None
     work = index.raw.device_work
@@ -162,7 +162,7 @@ def device_name(device: int) -> str:
 
 
 def busy_text(each: DeviceUsage) -> str:
-    """How a device spent the run, with idle time and overlapping streams where there are any.
+    """The usage of a device as text, with idle time and overlapping streams where there are any.
 
     >>> busy_text(DeviceUsage(0, 100_000_000, 71_000_000, 24_000_000, 74_000_000, 2))
     'busy 71 %, waiting for the host 24 %, between kernels 5 %; 2 streams overlap by 3.00 ms'

@@ -1,4 +1,4 @@
-"""Who owns a source file: torch, Python, another installed package or the user; names of notebook cells."""
+"""Owners of source files: torch, Python, another installed package or the user; names of notebook cells."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _folders(file: str) -> tuple[str, ...]:
 
 @cache
 def _torch_folders() -> tuple[str, ...]:
-    """Where torch is installed, if it is; this does not import it."""
+    """The folders that torch is installed in, if it is; this does not import it."""
     try:
         spec = find_spec("torch")
     except (ImportError, ValueError):

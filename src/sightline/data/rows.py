@@ -176,7 +176,7 @@ class Value(ValueProperties, table="values"):
 
     @property
     def slot(self) -> int:
-        """Which output of its producer; -1 where an op changed another value that shares its memory."""
+        """Its index among its producer's outputs; -1 where an op changed another value in the same memory."""
         return int(self._data.raw.values.slot[self.id])
 
     @property

@@ -64,7 +64,7 @@ class SourceFiles:
 
 
 def indent_of(line: str) -> int:
-    """How many bytes of white space a line begins with; columns include them.
+    """The bytes of white space that a line begins with; columns include them.
 
     >>> indent_of("    x = 1"), indent_of("\u3000x = 1")
     (4, 3)

@@ -74,7 +74,7 @@ def user_frame(op: Op) -> Frame | None:
 
 
 def first_user_index(files: Iterable[str]) -> int:
-    """Where a chain of frames, outermost first, reaches the user's code; 0 if it never does.
+    """The position where a chain of frames, outermost first, reaches the user's code; 0 if it never does.
 
     The frames further out are of a test runner, a notebook or a thread.
 

@@ -72,7 +72,7 @@ def validate(data: TraceData) -> Report:
 
 
 def contradictions(data: TraceData) -> list[str]:
-    """How the tables of a recording contradict each other, in half a sentence each."""
+    """The contradictions between the tables of a recording, in half a sentence each."""
     for table in fields(data):  # a loaded recording decodes and checks each column on first use
         columns = getattr(data, table.name)
         for column in fields(columns) if is_dataclass(columns) else ():

@@ -1,4 +1,4 @@
-"""How a table of columns is declared: a dataclass of arrays whose fields state the meaning of their numbers.
+"""Declarations of tables of columns: dataclasses of arrays whose fields state the meaning of their numbers.
 
 A column is a field whose annotation is its dtype and whose default, from a function below, is its meaning:
 
@@ -88,7 +88,7 @@ def number(
     recorded: bool = False,
     since: int = 1,
 ) -> Any:
-    """A column of plain numbers; of an ``optional`` one negative numbers mean none."""
+    """A column of plain numbers; if it is ``optional``, a negative number stands for a missing one."""
     return _declare(Meaning(about, unit=unit, optional=optional, row=row, recorded=recorded, since=since))
 
 

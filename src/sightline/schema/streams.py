@@ -55,7 +55,7 @@ class RowLayout:
 
     @cached_property
     def width(self) -> int:
-        """How many numbers a row has before its lists."""
+        """The count of numbers in a row before its lists."""
         return len(self.names)
 
     @cached_property
@@ -63,7 +63,7 @@ class RowLayout:
         return {name: at for at, name in enumerate(self.names)}
 
     def position(self, name: str) -> int:
-        """Where a number stands in a row."""
+        """The position of a number in a row."""
         return self._positions[name]
 
 

@@ -127,7 +127,7 @@ def check_chains(kind: str, name: str, parents: Array) -> None:
 
 
 def chain_lengths(parents: Array) -> Array:
-    """How many rows are above each; parents come before their rows."""
+    """The number of rows above each, in a table of parents without cycles."""
     lengths = (parents >= 0).astype(np.int64)
     above = parents.astype(np.int64)
     while (above >= 0).any():  # steps double in length each time

@@ -155,8 +155,8 @@ def _decode_tagged(tag: str, content: Any, depth: int) -> Any:
         raise Damage(f"{quoted(text)} is no {'float' if tag == 'f' else 'number'}") from None
 
 
-def _integer(item: Any) -> int:
-    if type(item) is not int or not -_WIDE <= item < _WIDE:
+def _integer(item: Any) -> Any:
+    if not is_integer(item):
         raise Damage(f"{quoted(item)} is no number")
     return item
 
@@ -256,7 +256,7 @@ def _row(kind: Any, items: Any) -> Any:
 
 @cache
 def _readers(kind: Any) -> tuple[int, tuple[tuple[str, Callable[[Any], Any]], ...]]:
-    """How many fields a row must have, and the reader of each."""
+    """The number of fields that a row must have, and the reader of each."""
     fields = dataclasses.fields(kind)
     needed = sum(field.default is dataclasses.MISSING and field.name != "parameters" for field in fields)
     return needed, tuple((field.name, _FIELD_READERS[str(field.type)]) for field in fields)
@@ -268,7 +268,7 @@ def _exactly(kind: type) -> Callable[[Any], Any]:
 
 def is_integer(value: Any) -> bool:
     """Whether something is a 64-bit integer; bools are not."""
-    return type(value) is int and -(1 << 63) <= value < 1 << 63
+    return type(value) is int and -_WIDE <= value < _WIDE
 
 
 def _tuple_of(fits: Callable[[Any], bool], value: Any) -> Any:

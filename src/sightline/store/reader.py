@@ -129,7 +129,7 @@ class LoadedTrace(d.TraceData):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many rows each table has, without reading any."""
+        """The number of rows of each table, without reading any."""
         return self._database.counts
 
     @property
@@ -190,7 +190,7 @@ class UnfinishedTrace(LoadedTrace):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many rows each table has."""
+        """The number of rows of each table."""
         small = ("storages", "modules", "codes", "metas", "forms", "names", "steps", "captures")
         tables = (*schema.KINDS, *small)
         return {name: len(getattr(self, name)) for name in tables}

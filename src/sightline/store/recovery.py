@@ -103,7 +103,7 @@ def open_journal(path: Path) -> OpenedJournal:
 
 
 def _read_undamaged(path: Path, journal: Journal) -> OpenedJournal:
-    """As many of a journal's undamaged frames as a trace can be made of: all, or the first ones."""
+    """The trace of a journal's undamaged frames: of all, or of as many from the first on as fit together."""
     try:
         return _read(path, journal)
     except TooLarge:

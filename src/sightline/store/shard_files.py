@@ -11,9 +11,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from sightline.data.trace_data import CaptureInfo, Store
+from sightline.data.trace_data import Bytes, CaptureInfo, Store
 from sightline.errors import DamagedFile
-from sightline.store.shards.direct_file import Bytes
 from sightline.store.shards.shard_file import is_shard, shard_name
 from sightline.store.shards.stores import ShardStore
 from sightline.store.shards.writer import ShardWriter

@@ -71,7 +71,7 @@ class WholeColumns:
         self._data = data
 
     def size(self, kind: str, name: str) -> int:
-        """How many numbers a column has; for offsets, how many lists."""
+        """The length of a column; of offsets, the number of lists."""
         return len(self._column(kind, name)) - name.endswith("_offsets")
 
     def _column(self, kind: str, name: str) -> Any:
@@ -98,7 +98,7 @@ class DiskColumns:
         self._whole = WholeColumns(data)
 
     def size(self, kind: str, name: str) -> int:
-        """How many numbers a column has; for offsets, how many lists."""
+        """The length of a column; of offsets, the number of lists."""
         return self._whole.size(kind, name) if kind == "frames" else self._sink.size(kind, name)
 
     def checked_chunks(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
@@ -191,7 +191,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 
 
 def _shards_of(database: Path) -> set[str]:
-    """The shards of the bundle that is about to be replaced; none if it cannot be read."""
+    """The names of the shards of the bundle that is about to be replaced; no names if it cannot be read."""
     if not database.exists():
         return set()
     try:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from sightline.data.trace_data import Bytes
 
 PAGE: Final = 4096  #: positions in the file and addresses in memory are multiples of this
 _BOUNCE_BYTES: Final = 1 << 20
@@ -85,6 +84,6 @@ class DirectFile:
 
 
 def address_of(data: Bytes) -> int:
-    """Where the bytes of an array begin in memory."""
+    """The address of an array's bytes in memory."""
     address: int = data.__array_interface__["data"][0]
     return address

@@ -24,9 +24,9 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.data.dtypes import STORED_SIZES, nbytes_of, stored_as
-from sightline.data.trace_data import ROLES, CaptureInfo
+from sightline.data.trace_data import ROLES, Bytes, CaptureInfo
 from sightline.store.damage import Damage, damage_reported, quoted, require_regular_file
-from sightline.store.shards.direct_file import PAGE, Bytes, DirectFile
+from sightline.store.shards.direct_file import PAGE, DirectFile
 
 VERSION: Final = "1"
 SUFFIX: Final = ".safetensors"

@@ -22,10 +22,10 @@ from typing import Final, Literal, Self
 import numpy as np
 
 from sightline.data.dtypes import nbytes_of
-from sightline.data.trace_data import CaptureInfo
+from sightline.data.trace_data import Bytes, CaptureInfo
 from sightline.errors import CaptureError, UsageError
 from sightline.options import one_of
-from sightline.store.shards.direct_file import PAGE, Bytes
+from sightline.store.shards.direct_file import PAGE
 from sightline.store.shards.file_names import FileNames
 from sightline.store.shards.shard_file import UNFINISHED, Checksum, ShardFile, TensorDescription, shard_name
 from sightline.threads import start_thread
@@ -132,7 +132,7 @@ class ShardWriter:
 
     @property
     def failures(self) -> int:
-        """How many tensors and files were not written."""
+        """The number of tensors and files that were not written."""
         return self._worker.failures
 
     @property
