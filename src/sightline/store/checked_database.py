@@ -214,7 +214,7 @@ class Database:
                 raise Damage(f"its fact {quoted(name)} was altered")
         revision = parse_json(facts.get("revision", "1"))
         if not is_integer(revision) or revision < 1:
-            raise Damage("it does not say which columns it has")
+            raise Damage("the revision of its columns is malformed")
         self.facts, self.revision = facts, int(revision)
         stated = parse_json(facts["counts"])
         counts: dict[str, int] = {}
@@ -223,7 +223,7 @@ class Database:
             if count is None and name in schema.ADDED:
                 count = 0
             if not is_integer(count) or not 0 <= count < _MOST_ROWS:
-                raise Damage(f"it does not say how many {name} it has")
+                raise Damage(f"it has no valid count of {name}")
             counts[name] = count
         needed = schema.decoded_bytes(counts)
         if needed > schema.allowed_bytes(self.size):

@@ -47,18 +47,18 @@ def check_info(info: Mapping[str, Any]) -> None:
     """
     for name, kinds in _INFO.items():
         if name in info and not isinstance(info[name], kinds):
-            raise Damage(f"it says {quoted(info[name])} of {name!r}")
+            raise Damage(f"its info has an invalid {name!r}: {quoted(info[name])}")
     if not all(type(text) is str for text in info.get("contradictions", ())):
-        raise Damage("it does not say how it contradicts itself")
+        raise Damage("its list of contradictions is malformed")
     for row in info.get("dropped_collectives", ()):
         if not isinstance(row, list | tuple) or [*map(type, row)] != [str, int, int]:
-            raise Damage(f"it says {quoted(row)} of collectives that were dropped")
+            raise Damage(f"its info has invalid dropped collectives: {quoted(row)}")
     for device, readings in info.get("allocator", {}).items():
         numbers = readings if isinstance(readings, dict) else {}
         pairs = [numbers.get(name) for name in ("allocated", "reserved", "most")]
         valid = all(isinstance(pair, list | tuple) and [*map(type, pair)] == [int, int] for pair in pairs)
         if type(device) is not str or not valid:
-            raise Damage(f"it says {quoted(readings)} of the allocator of {quoted(device)}")
+            raise Damage(f"its info has an invalid allocator of {quoted(device)}: {quoted(readings)}")
 
 
 def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
@@ -141,9 +141,8 @@ def check_spans(first: Array, end: Array, counts: Mapping[str, int]) -> None:
     """The ops inside each module call are a valid range."""
     wrong = (first < 0) | (end < first) | (end > counts["ops"])
     if wrong.any():
-        raise Damage(
-            f"call {int(np.argmax(wrong))} has ops that are no range of the {counts['ops']} there are"
-        )
+        call = int(np.argmax(wrong))
+        raise Damage(f"call {call} has an invalid range of ops: there are {counts['ops']}")
 
 
 def check_modules(modules: Sequence[d.ModuleInfo]) -> None:
@@ -174,7 +173,7 @@ def check_steps(steps: Sequence[d.StepInfo], counts: Mapping[str, int]) -> None:
             0 <= step.first_op <= step.end_op <= counts["ops"]
             and 0 <= step.first_call <= step.end_call <= counts["calls"]
         ):
-            raise Damage(f"step {number} has ops or module calls that are no range of those there are")
+            raise Damage(f"step {number} has an invalid range of ops or module calls")
 
 
 def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int]) -> None:
@@ -185,7 +184,7 @@ def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int])
             or not -1 <= info.value < counts["values"]
             or min(info.shape, default=0) < 0
         ):
-            raise Damage(f"captured tensor {number} is not described as one")
+            raise Damage(f"captured tensor {number} has an invalid description")
 
 
 def check_metas(metas: Sequence[d.TensorMeta]) -> None:
@@ -195,4 +194,4 @@ def check_metas(metas: Sequence[d.TensorMeta]) -> None:
         if min(meta.shape, default=0) < least or meta.itemsize < 0:
             raise Damage(f"the metadata {number} has a negative size")
         if meta.symbols and len(meta.symbols) != len(meta.shape):
-            raise Damage(f"the metadata {number} has another number of symbols than of sizes")
+            raise Damage(f"the metadata {number} has {len(meta.symbols)} symbols for {len(meta.shape)} sizes")

@@ -22,7 +22,7 @@ class Damage(Exception):
 
 
 class TooLarge(Damage):
-    """A file stands for more than one of its size may."""
+    """A file expands to more than a file of its size may."""
 
 
 @contextmanager

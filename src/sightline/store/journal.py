@@ -278,7 +278,7 @@ class Journal:
             _add_rows(tables, head.get("news", {}), operators, flops)
             for name, value in (head.get("first") or {}).items():
                 if name not in _CONSTANT or type(value) not in (int, bool):
-                    raise Damage(f"a frame says {quoted(value)} of {quoted(name)}")
+                    raise Damage(f"a frame has an invalid {quoted(name)}: {quoted(value)}")
                 setattr(tables, name, value)
             tables.info = json_codec.loads(head["info"])
         return tables

@@ -110,7 +110,7 @@ def check_text_size(data: TraceData, kind: str, name: str, column: NDArray[Any],
     else:
         return
     if len(ids) and int(sizes[ids].sum()) > FREE_BYTES + _GROWTH * size:
-        raise TooLarge(f"{kind}/{name} stands for more text than a file of {size} bytes may")
+        raise TooLarge(f"{kind}/{name} would print more text than a file of {size} bytes may")
     if (kind, name) == ("calls", "module"):
         depths = chain_lengths(np.array([module.parent for module in data.modules], dtype=np.int64))
         if int(depths[ids].sum()) > MAX_LINKS + _GROWTH * size:

@@ -1,4 +1,4 @@
-"""`sound_part`: the part of a recording that contradicts itself which can be saved and opened.
+"""`sound_part`: the part that can be saved and opened of a recording that contradicts itself.
 
 The recorder should never write such a recording. Where it does, the rest is worth keeping: references that
 the checks of a bundle would refuse become unknown, and ``info["contradictions"]`` names the faults.

@@ -253,7 +253,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     items = dict(pairs)
     if len(items) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise Damage(f"{quoted(twice)} is there twice")
+        raise Damage(f"{quoted(twice)} appears twice")
     return items
 
 
@@ -270,7 +270,7 @@ def _spans(header: dict[str, Any], size: int) -> dict[str, Span]:
         if dtype not in STORED_SIZES:
             raise Damage(f"{quoted(key)} has the unknown dtype {quoted(dtype)}")
         if len(offsets) != 2 or offsets[0] > offsets[1]:
-            raise Damage(f"{quoted(key)} has offsets that are no range")
+            raise Damage(f"{quoted(key)} has invalid offsets")
         spans[key] = (dtype, tuple(shape), offsets[0], offsets[1])
     reached = 0
     for key, (dtype, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
@@ -322,7 +322,7 @@ def _captures(
 def _capture(row: Any) -> tuple[CaptureInfo, int]:
     """A capture and its number from JSON; fields that a later version added are ignored."""
     if not isinstance(row, dict) or not _is_size(row.get("order")):
-        raise Damage("its list of captures has an entry that is none")
+        raise Damage("its list of captures has an invalid entry")
     values = {}
     for field in dataclasses.fields(CaptureInfo):
         if field.name not in row:
