@@ -63,7 +63,7 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
         [encode(Batch(Streams(calls=np.full(12, 99, dtype=np.int64))), {}, INFO)], "goes on after the end"
     ),
     "no head": ([struct.pack("<4sIII", b"SGJB", 4, zlib.crc32(b"\0\0\0\0"), 0) + b"\0\0\0\0"], ""),
-    "an unknown first fact": ([frame({"first": {"flops": 3}})], "says 3 of 'flops'"),
+    "an unknown first fact": ([frame({"first": {"flops": 3}})], "invalid 'flops': 3"),
     "an op of no operation": (
         [encode(Batch(Streams(ops=np.array([14, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]))), {}, INFO)], ""
     ),

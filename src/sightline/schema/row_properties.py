@@ -1,4 +1,4 @@
-"""The properties of rows, as Python text: what ``op.phase`` reads is a column of the schema."""
+"""The properties of rows, as Python text: ``op.phase`` reads a column of the schema."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def row_properties() -> str:
-    """The text of ``trace/row_properties.py``."""
+    """The text of ``data/row_properties.py``."""
     lines = [_HEAD]
     for table in ("frames", "values", "ops", "calls"):
         lines += [
