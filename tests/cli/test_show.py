@@ -62,7 +62,8 @@ def test_filters_are_those_of_the_views(run: Path) -> None:
     assert told("show", run, "--view", "memory", *options) == f"{held}\n"
     source = trace.source(file="recorded.py", op="relu")
     assert told("show", run, "--view", "source", "--file", "recorded.py", "--op", "relu") == f"{source}\n"
-    found = trace.problems(kind="non-finite", module="blocks.0")
+    with for_command_line():
+        found = trace.problems(kind="non-finite", module="blocks.0")
     assert (
         told("show", run, "--view", "problems", "--kind", "non-finite", "--module", "blocks.0")
         == f"{found}\n"

@@ -148,7 +148,7 @@ t.validate()
     ids=["a finalizer", "sizes of a subclass", "layout of a subclass"],
 )
 def test_python_code_that_runs_in_between(code: str, printed: str) -> None:
-    assert prints("import faulthandler; faulthandler.dump_traceback_later(12, exit=True)\n" + code) == [
+    assert prints("import faulthandler; faulthandler.dump_traceback_later(50, exit=True)\n" + code) == [
         printed
     ]
 
