@@ -119,7 +119,7 @@ def _rows(comparison: Comparison) -> list[_Row]:
         around = tuple(of[each] if each >= 0 else -1 for of, each in zip(calls, ops, strict=True))
         written = tuple(of[each] if each >= 0 else -1 for of, each in zip(lines, ops, strict=True))
         if around != module:
-            rows.append(_Row(MODULE, *around))
+            rows.append(_Row(MODULE, around[0], around[1]))
             module, line = around, None
         if written != line:
             at_line = len(rows)
