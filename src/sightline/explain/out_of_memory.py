@@ -28,7 +28,7 @@ def out_of_memory_lines(index: Index, message: str, op: Op | None) -> list[str]:
         number, unit = requested.groups()
         size = bytes_text(int(float(number))) if unit.lower() == "bytes" else f"{number} {unit}"
     by = "" if op is None else f" by {with_location(short_name(op), op)}"
-    lines = [f"sightline: out of memory: {size} was asked for{by}"]
+    lines = [f"sightline: out of memory: {size} was requested{by}"]
     held = held_memory(index.raw)
     now = np.flatnonzero(held.end >= held.over)
     device = _device(held, now, message)
