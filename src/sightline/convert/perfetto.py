@@ -151,15 +151,15 @@ class EventWriter:
         tracks += [(_STREAMS + lane, f"{device_name(number)} stream {stream}")
                    for lane, (number, stream) in enumerate(device.streams)]  # fmt: skip
         name = str(self._data.info.get("name") or "recording")
-        facts: list[tuple[str, int, dict[str, Any]]] = [("process_name", 0, {"name": name})]
+        entries: list[tuple[str, int, dict[str, Any]]] = [("process_name", 0, {"name": name})]
         if self._order is not None:
-            facts.append(("process_sort_index", 0, {"sort_index": self._order}))
+            entries.append(("process_sort_index", 0, {"sort_index": self._order}))
         for order, (track, title) in enumerate(tracks):
-            facts.append(("thread_name", track, {"name": title}))
-            facts.append(("thread_sort_index", track, {"sort_index": order}))
+            entries.append(("thread_name", track, {"name": title}))
+            entries.append(("thread_sort_index", track, {"sort_index": order}))
         return [
             f'{{"ph":"M","pid":{self._pid},"tid":{track},"name":"{kind}","args":{json_text(args)}}}'
-            for kind, track, args in facts
+            for kind, track, args in entries
         ]
 
     def _spans(self, category: str, track: int, spans: list[TrackSpan]) -> Iterator[list[str]]:
@@ -230,27 +230,23 @@ class EventWriter:
         device_times = _column(context.index.device_durations, len(ops))[ids].tolist()
         rows = zip(ids.tolist(), lengths.tolist(), ops.duration[ids].tolist(), device_times,
                    ops.forward[ids].tolist(), keys, inputs, outputs, strict=True)  # fmt: skip
-        cache = self._op_bodies
+        cache = self._op_bodies  # the part of the event that equal ops share
         for id, length, took, on_device, forward, key, taken, returned in rows:
             tensors = (tuple(taken), tuple(returned))
             body = cache.get((key, tensors))
             if body is None:
                 if len(cache) >= _CACHED_TEXTS:
                     cache.clear()
-                body = cache[key, tensors] = self._op_body(key, *tensors)
+                name, form, result, level, phase, flops, flags, module, line = key
+                text = context.op_text(name, form, result, *tensors)
+                inside = f',"module":{self._text(context.labels[module])}' if module >= 0 else ""
+                counted = f',"flops":{flops}' if flops >= 0 else ""
+                body = cache[key, tensors] = (
+                    f'"name":{self._text(self._data.names[name])},"cat":"{d.LEVELS[level]},{d.PHASES[phase]}",'
+                    f'"args":{{"call":{self._text(text)}{inside}{self._source(line)}{counted}{_end_args(flags)},'
+                )
             backward = f',"forward":{forward}' if forward >= 0 else ""
             yield f'{body}"op":{id}{backward}{_measured("host_us", took, length)}{_device_args(on_device)}}}'
-
-    def _op_body(self, key: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> str:
-        """The part of the event that equal ops share."""
-        name, form, result, level, phase, flops, flags, module, line = key
-        text = self._context.op_text(name, form, result, inputs, outputs)
-        inside = f',"module":{self._text(self._context.labels[module])}' if module >= 0 else ""
-        counted = f',"flops":{flops}' if flops >= 0 else ""
-        return (
-            f'"name":{self._text(self._data.names[name])},"cat":"{d.LEVELS[level]},{d.PHASES[phase]}","args":{{'
-            f'"call":{self._text(text)}{inside}{self._source(line)}{counted}{_end_args(flags)},'
-        )
 
     def _tensors(self, offsets: d.I64, flat: d.I32, ids: d.I32) -> Iterator[str]:
         lists = Lists(offsets, flat, ids)

@@ -41,17 +41,15 @@ _STATEMENTS: Final = frozenset(
 )
 
 
-class QueryResult:
-    """The columns and rows of a result; rows are fetched on demand, within the time limit."""
+class _TimeLimit:
+    """Measures how long SQLite works, and stops a query after ``seconds``."""
 
     def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
-        self._connection = connection
         self._seconds = seconds
         self._spent_before = 0.0
         self._started = 0.0  #: when SQLite began to work; 0 while it is idle
-        self.names: list[str] = []
-        self.timed_out = False
-        connection.set_progress_handler(self._check_time, _INSTRUCTIONS)
+        self.exceeded = False
+        connection.set_progress_handler(self._check, _INSTRUCTIONS)
 
     @property
     def spent(self) -> float:
@@ -67,29 +65,9 @@ class QueryResult:
         finally:
             self._spent_before, self._started = self.spent, 0.0
 
-    def _check_time(self) -> bool:
-        self.timed_out = self.timed_out or self.spent > self._seconds
-        return self.timed_out
-
-    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """The rows of the result; ``names`` is set when this returns."""
-        with self.timed():
-            cursor = self._connection.execute(query)
-        for name, *_ in cursor.description or ():
-            count, distinct = 1, name
-            while distinct in self.names:  # a second ``id`` is ``id_2``
-                count += 1
-                distinct = f"{name}_{count}"
-            self.names.append(distinct)
-        return self._fetched(cursor)
-
-    def _fetched(self, cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
-        while True:
-            with self.timed():
-                rows = cursor.fetchmany(_FETCHED_ROWS)
-            if not rows:
-                return
-            yield from rows
+    def _check(self) -> bool:
+        self.exceeded = self.exceeded or self.spent > self._seconds
+        return self.exceeded
 
 
 class Query:
@@ -110,14 +88,14 @@ class Query:
         self._reads: set[tuple[str, str]] = set()
         self._denied = ""
         self._exit_stack = contextlib.ExitStack()
-        self._result: QueryResult | None = None
+        self._limit: _TimeLimit | None = None
         self.names: Sequence[str] = ()
         self.rows: Iterator[tuple[Any, ...]] = iter(())
 
     @property
     def spent(self) -> float:
         """Seconds SQLite has worked on the query."""
-        return self._result.spent if self._result else 0.0
+        return self._limit.spent if self._limit else 0.0
 
     def __enter__(self) -> Self:
         if not self._query.strip():
@@ -154,29 +132,41 @@ class Query:
                 connection.execute(f"SELECT 1 FROM {function}('[]')").close()  # noqa: S608 — the names above
         for limit, most in ((sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_BYTES), (sqlite3.SQLITE_LIMIT_ATTACHED, 0)):
             connection.setlimit(limit, most)
-        self._result = QueryResult(connection, self._seconds)
+        self._limit = _TimeLimit(connection, self._seconds)
         with self._usage_errors():
             connection.set_authorizer(self._authorize)
             explain = "" if _first_word(self._query) == "explain" else "EXPLAIN "
-            with _memory_limit(MEMORY), self._result.timed():  # compiling alone can take all memory
+            with _memory_limit(MEMORY), self._limit.timed():  # compiling alone can take all memory
                 connection.execute(explain + self._query).close()
             connection.set_authorizer(None)
         connection.set_progress_handler(None, 0)
         self._fill(connection)
         connection.execute("PRAGMA query_only = ON")
         connection.set_authorizer(self._authorize)
-        self._result = QueryResult(connection, self._seconds)
+        self._limit = _TimeLimit(connection, self._seconds)
         self._exit_stack.enter_context(_memory_limit(MEMORY))
-        with self._usage_errors():
-            rows = self._result.rows(self._query)
-        self.names = self._result.names
-        if not self.names:
+        with self._usage_errors(), self._limit.timed():
+            cursor = connection.execute(self._query)
+        names: list[str] = []
+        for name, *_ in cursor.description or ():
+            count, distinct = 1, name
+            while distinct in names:  # a second ``id`` is ``id_2``
+                count += 1
+                distinct = f"{name}_{count}"
+            names.append(distinct)
+        if not names:
             raise UsageError(_NO_QUERY)
-        self.rows = self._checked(rows)
+        self.names, self.rows = names, self._fetch(cursor, self._limit)
 
-    def _checked(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    def _fetch(self, cursor: sqlite3.Cursor, limit: _TimeLimit) -> Iterator[tuple[Any, ...]]:
+        """The rows of the result, fetched on demand within the time limit."""
         with self._usage_errors():
-            yield from rows
+            while True:
+                with limit.timed():
+                    rows = cursor.fetchmany(_FETCHED_ROWS)
+                if not rows:
+                    return
+                yield from rows
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         denied = ""
@@ -227,7 +217,7 @@ class Query:
             denied = next((word for word in words if word in _STATEMENTS), self._denied)
             denied = self._denied if self._denied.endswith("()") else denied
             return f"{denied} is not allowed here: a recording is read, with one SELECT, and never changed."
-        if self._result is not None and self._result.timed_out:
+        if self._limit is not None and self._limit.exceeded:
             return f"The query took longer than {self._seconds:g} s and was stopped; --timeout gives it more."
         if "one statement at a time" in message:
             return "Ask one query at a time: there is more after the first one."

@@ -43,7 +43,9 @@ class TrainingRecorder:
                 f"{min(refused)}= is the callback's own: it writes to the trainer's folder, under name=."
             )
         if steps is None and nonfinite_check is None:
-            raise UsageError('Say what to record: steps="10:12", or check="nonfinite" for the first NaN.')
+            raise UsageError(
+                'Choose the steps to record: steps="10:12", or check="nonfinite" for the first NaN.'
+            )
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, str | int)):
             raise UsageError(
                 f"steps={argument_text(steps)} must be a step or a range of them: 3, '0:5' or '10:'."

@@ -22,7 +22,7 @@ from sightline.data.index import Index
 from sightline.errors import UsageError
 from sightline.page.comparison import comparison_payload
 from sightline.page.payload import payload
-from sightline.page.ranks import rank_blocks
+from sightline.page.ranks import job_name, rank_blocks
 from sightline.ranks.merge import Run
 
 #: The error where the package has no viewer: a source checkout in which it was not built.
@@ -51,9 +51,8 @@ def diff_document(comparison: Comparison) -> str:
 
 def ranks_document(run: Run) -> str:
     """The page of a distributed job: all ranks, and the recording of one of each kind."""
-    name = next((str(each.info.get("name", "")) for each in run.records.values()), "")
-    name = name.rpartition(", rank ")[0] or name
-    return _page(f"{name[:_TITLE_LENGTH]} · {run.world_size} ranks · sightline", rank_blocks(run))
+    title = f"{job_name(run)[:_TITLE_LENGTH]} · {run.world_size} ranks · sightline"
+    return _page(title, rank_blocks(run))
 
 
 def _page(title: str, blocks: dict[str, bytes]) -> str:

@@ -70,11 +70,9 @@ def rank_blocks(run: Run) -> dict[str, bytes]:
         finally:
             data.close()
         blocks[f"recording-{rank}"], kept[rank] = packed, rows.ops
-    first = next(iter(run.records.values()), None)
-    name = "" if first is None else str(first.info.get("name") or "")
     sections = Sections()
     sections.table("job", {
-        "name": name.rpartition(", rank ")[0] or name or "run",
+        "name": job_name(run) or "run",
         "world": run.world_size,
         "kinds": [{"rank": ranks[0] if ranks[0] in embedded else -1, "text": ranks_text(ranks),
                    "ops": run.records[ranks[0]].ops} for ranks in run.classes],
@@ -82,6 +80,12 @@ def rank_blocks(run: Run) -> dict[str, bytes]:
         "problems": [_problem_row(run, each, differences, kept) for each in problems],
     })  # fmt: skip
     return blocks | {"ranks": sections.bytes()}
+
+
+def job_name(run: Run) -> str:
+    """The name of the recordings of a job, without the rank; empty without one."""
+    name = next((str(record.info.get("name") or "") for record in run.records.values()), "")
+    return name.rpartition(", rank ")[0] or name
 
 
 def _like(run: Run, rank: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -259,9 +259,14 @@ class DLBacktrace:
             output = run[other.name].outputs
             return output if isinstance(output, (bool, int, float)) else COMPUTED
 
+        # Tensors of the model are in ``layer_hyperparams``; a node without other inputs keeps them here too.
+        names, inputs = sources(fx), list(io.inputs)
+        if len(names) == len(inputs):
+            inputs = [each for each, source in zip(inputs, names, strict=True)
+                      if source not in self._weights] or inputs  # fmt: skip
         return {
-            "input_sources": sources(fx),
-            "input_values": self._data(fx, io.inputs),
+            "input_sources": names,
+            "input_values": inputs[0] if len(inputs) == 1 else tuple(inputs),
             "output_values": io.outputs,
             "layer_type": attributes["layer_type"],
             "node_type": attributes["node_type"],
@@ -273,17 +278,6 @@ class DLBacktrace:
             "output_children": attributes["children"],
             "layer_hyperparams": hyperparameters(fx, value),
         }
-
-    def _data(self, fx: FxNode, inputs: Sequence[Any]) -> Any:
-        """The inputs of a node that are data: the tensor itself, or a tuple of several.
-
-        Tensors of the model are in ``layer_hyperparams``; a node that has no others keeps them as its inputs.
-        """
-        names = sources(fx)
-        if len(names) == len(inputs):
-            data = [value for name, value in zip(names, inputs, strict=True) if name not in self._weights]
-            inputs = data or inputs
-        return inputs[0] if len(inputs) == 1 else tuple(inputs)
 
     def apply_temperature_scaling(self, temperature: float = 1.0) -> dict[str, NodeValues]:
         """Divide the output of the last `predict`, if that is one tensor."""

@@ -19,6 +19,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
@@ -165,12 +166,14 @@ class CallTracer(BaseDebugger):
         self._sync()
 
     def _sync(self) -> None:
-        """Listen while there is something to report."""
+        """Attach the hooks while there are calls to report, and remove them otherwise."""
         if not (self._enabled and self._calls.hooked):
             self._stop_listening()
         elif self._stop is None:
-            handles = _listen(self._models, self._calls)
-            self._stop = weakref.finalize(self, _remove, handles)
+            hooks = ExitStack()
+            for handle in _listen(self._models, self._calls):
+                hooks.callback(handle.remove)
+            self._stop = weakref.finalize(self, hooks.close)
 
     def _stop_listening(self) -> None:
         if self._stop is not None:
@@ -201,11 +204,6 @@ def _report(calls: _CallLog, path: str) -> Callable[[nn.Module, Any, Any], None]
         calls.done.append(path)
 
     return completed
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 @dataclass(frozen=True, slots=True)
