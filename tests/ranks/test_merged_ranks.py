@@ -267,7 +267,7 @@ def test_problems_of_one_process_are_looked_for_on_every_rank(tmp_path: Path, en
         t.problems(module="conv")
 
 
-def test_the_first_screen_of_a_large_job_says_that_ranks_were_not_looked_at(
+def test_the_first_screen_of_a_large_job_says_that_ranks_were_gap_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_ranks(tmp_path / "run.sight", faulty, WORLD, stats=True)
