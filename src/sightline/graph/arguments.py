@@ -122,7 +122,21 @@ def read_arguments(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
     >>> read_arguments(["self", "alpha=1", "dtype=torch.float32"])[1:]
     (('alpha', 1), ('dtype', torch.float32))
     """
-    return tuple(map(_argument, texts))
+    parameters: list[tuple[str, Any]] = []
+    for text in texts:
+        name, sign, default = text.partition("=")
+        value: Any = REQUIRED
+        if sign:
+            try:
+                value = (
+                    ast.literal_eval(default)
+                    if len(default) <= _MAX_DEFAULT
+                    else Symbol(default[:_MAX_DEFAULT])
+                )
+            except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):  # not a literal
+                value = Symbol(default)
+        parameters.append((name, value))
+    return tuple(parameters)
 
 
 @cache
@@ -132,18 +146,6 @@ def _signatures() -> dict[str, tuple[tuple[str, Any], ...]]:
         names, _, arguments = line.partition(" : ")
         signatures.update(dict.fromkeys(names.split(), read_arguments(arguments.split())))
     return signatures
-
-
-def _argument(text: str) -> tuple[str, Any]:
-    name, sign, default = text.partition("=")
-    return name, _default(default) if sign else REQUIRED
-
-
-def _default(text: str) -> Any:
-    try:
-        return ast.literal_eval(text) if len(text) <= _MAX_DEFAULT else Symbol(text[:_MAX_DEFAULT])
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):  # not a literal
-        return Symbol(text)
 
 
 #: Calls whose first argument is the tensor itself.

@@ -1,4 +1,4 @@
-"""`GraphContext`: what a runtime graph tells of its nodes beyond the wiring: lines, modules, costs."""
+"""`GraphContext`: the facts about the nodes of a runtime graph beyond the wiring: lines, modules, costs."""
 
 from __future__ import annotations
 

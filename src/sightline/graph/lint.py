@@ -18,16 +18,10 @@ def lint(graph: Graph) -> None:
     ...
     sightline.errors.InvalidGraph: An edge goes from 'x' to node 7, which does not exist.
     """
-    fault = next(_faults(graph), None)
+    checks = (_node_faults, _edge_faults, _order_faults, _reference_faults)
+    fault = next((fault for check in checks for fault in check(graph)), None)
     if fault is not None:
         raise InvalidGraph(fault)
-
-
-def _faults(graph: Graph) -> Iterator[str]:
-    yield from _node_faults(graph)
-    yield from _edge_faults(graph)
-    yield from _order_faults(graph)
-    yield from _reference_faults(graph)
 
 
 def _node_faults(graph: Graph) -> Iterator[str]:

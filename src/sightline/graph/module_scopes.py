@@ -100,23 +100,20 @@ class _CallChains:
         self._cache: dict[Hashable, _Chain] = {}
 
     def of(self, node: Node) -> _Chain:
-        if self._calls is None:
-            path = node.module
-            if "collapsed" in node.info:  # the node is a call of the module, not inside it
-                path = path.rpartition(".")[0]
-                if not node.module:
-                    return []
-            return self._of_path(path)
-        return self._of_call(node.info.get("call", -1))
+        if self._calls is not None:
+            return self._of_call(self._calls, node.info.get("call", -1))
+        if "collapsed" not in node.info:
+            return self._of_path(node.module)
+        # The node is a call of the module, not inside it.
+        return self._of_path(node.module.rpartition(".")[0]) if node.module else []
 
-    def _of_call(self, call: int) -> _Chain:
-        assert self._calls is not None
+    def _of_call(self, calls: list[list[object]], call: int) -> _Chain:
         chain = self._cache.get(call)
         if chain is None:
             chain = []
             at = call
-            while 0 <= at < len(self._calls):
-                path, parent = self._calls[at][:2]
+            while 0 <= at < len(calls):
+                path, parent = calls[at][:2]
                 chain.append((at, str(path), at))
                 at = parent if isinstance(parent, int) and parent < at else -1
             chain.reverse()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sightline.graph.formats.drawing import printable
-from sightline.graph.graph import Edge, Graph, Node
+from sightline.graph.graph import Graph, Node
 from sightline.graph.module_scopes import ScopeTree, scope_tree
 from sightline.notation import constant_text
 
@@ -83,7 +83,14 @@ def _node(graph: Graph, node: Node, namespace: str) -> dict[str, Any]:
         "id": node.name,
         "label": printable(node.op) + times,
         "namespace": namespace,
-        "incomingEdges": [_edge(graph, edge, at) for at, edge in enumerate(graph.incoming(node))],
+        "incomingEdges": [
+            {
+                "sourceNodeId": graph.by_id[edge.source].name,
+                "sourceNodeOutputId": str(edge.slot),
+                "targetNodeInputId": str(at),
+            }
+            for at, edge in enumerate(graph.incoming(node))
+        ],
         "attrs": [_attr(key, value) for key, value in attrs if value],
         "outputsMetadata": [
             {"id": str(slot), "attrs": [_attr("tensor_shape", str(meta))]}
@@ -93,14 +100,6 @@ def _node(graph: Graph, node: Node, namespace: str) -> dict[str, Any]:
             {"id": str(at), "attrs": [_attr("__tensor_tag", edge.argument)]}
             for at, edge in enumerate(graph.incoming(node))
         ],
-    }
-
-
-def _edge(graph: Graph, edge: Edge, at: int) -> dict[str, str]:
-    return {
-        "sourceNodeId": graph.by_id[edge.source].name,
-        "sourceNodeOutputId": str(edge.slot),
-        "targetNodeInputId": str(at),
     }
 
 
