@@ -254,7 +254,7 @@ def test_fixed_sizes_and_torchs_own_description() -> None:
         UsageError, match=r"input must be f32\[2, 3\], but is f32\[4, 3\]: dimension 0 is fixed at 2"
     ):
         fixed.run(torch.randn(4, 3))
-    assert str(fixed.dynamic.fixed[0]) == "dimension 0 is fixed at 2 by dynamic=None, as asked for"
+    assert str(fixed.dynamic.fixed[0]) == "dimension 0 is fixed at 2 by dynamic=None, as requested"
     ranged = export(nn.ReLU(), x, dynamic=({0: torch.export.Dim("batch", min=2, max=6)},))
     assert ranged.run(torch.randn(6, 3)).output.shape == (6, 3)
     with pytest.raises(UsageError, match=r"made for input\.shape\[0\] <= 6"):
@@ -344,7 +344,7 @@ def test_one_error_names_the_line_and_nothing_is_left_changed(capfd: pytest.Capt
         export(model, x)
     assert str(caught.value) == (
         f"The model cannot be exported: tests/graph/test_exported.py:{line} in forward (`if x.sum() > 0:`): "
-        "what happens there depends on the numbers in a tensor, which an export does not have. A recorded "
+        "it depends on the numbers in a tensor, which an export does not have. A recorded "
         "run has a graph too: `with sl.trace(model) as t: model(…)`, then `t.graph()`."
     )
     assert caught.value.__cause__ is not None
@@ -384,8 +384,8 @@ def test_what_forward_leaves_on_the_model_is_said_in_a_sentence() -> None:
         g = export(model, torch.ones(2, 3))
     (note,) = g.dynamic.notes
     assert note == (
-        "forward sets first and 1 more on the model, which a graph does not: what one call leaves for the "
-        "next must be a buffer (register_buffer)."
+        "forward sets first and 1 more on the model, which a graph does not: state that one call leaves "
+        "for the next must be a buffer (register_buffer)."
     )
 
 

@@ -115,7 +115,7 @@ def test_until_stops_and_streams(layered: ExportedGraph) -> None:
     assert seen[-1] == "relu_1"
     assert "linear_2" not in io
     assert "relu_1" in io
-    with pytest.raises(UsageError, match="stopped after 'relu_1', as `until=` asked"):
+    with pytest.raises(UsageError, match="stopped after 'relu_1', as `until=` says"):
         io.output  # noqa: B018 — it raises
     assert list(layered.run(torch.randn(5, 4), until="blocks.0"))[-1] == "relu"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sightline.errors import ExportError, TorchMissing
 
 try:
-    import torch  # noqa: F401  # what is imported below needs it
+    import torch  # noqa: F401  # the imports below need it
 except ImportError as error:
     raise TorchMissing(
         "sl.export and sl.load_graph need torch, which is not installed here (looking at a saved trace does "

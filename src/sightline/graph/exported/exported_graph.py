@@ -40,15 +40,15 @@ Keep = str | Iterable[str] | Callable[[str], bool] | bool
 class ExportedGraph(Graph):
     """The graph of a model that can be run, edited, checked against the model and saved.
 
-    It is a `Graph`: folding, cutting and every format work on it; what they return is a picture and cannot
+    It is a `Graph`: folding, cutting and every format work on it; their results are pictures and cannot
     run. It holds the model's own parameters and buffers, no copies: when training goes on, it computes with
-    the new ones, and what the model does to its buffers in `forward` a run does too.
+    the new ones, and a run changes the buffers that the model changes in `forward`.
     """
 
     _program: torch.export.ExportedProgram = None  # type: ignore[assignment] # always given
     flat: torch.fx.Graph = None  # type: ignore[assignment] # mode wrappers inlined
     program_info: ProgramInfo = None  # type: ignore[assignment]
-    model: torch.nn.Module | None = None  #: what it was made from; None when loaded without
+    model: torch.nn.Module | None = None  #: the exported model; None when loaded without
 
     @property
     def program(self) -> torch.export.ExportedProgram:
@@ -126,6 +126,12 @@ class ExportedGraph(Graph):
         plan = self._plan
         starts = self._starts(inputs, kwargs, given)
         named = {plan.steps[position].name: value for position, value in starts.items()}
+        edits = {}
+        for pattern, value in (edit or {}).items():
+            for position in self._positions(pattern, "edit", outputs=True):
+                if plan.steps[position].kind == "output":
+                    raise UsageError("The output itself cannot be edited: edit the node it comes from.")
+                edits[position] = value
         run = Interpreter(
             plan,
             starts,
@@ -133,7 +139,7 @@ class ExportedGraph(Graph):
             self._positions_to_keep(keep),
             None if until is None else max(self._positions(until, "until", outputs=False)),
             on_node,
-            self._edits(edit or {}),
+            edits,
             given,
             self._location,
         ).run()
@@ -158,7 +164,7 @@ class ExportedGraph(Graph):
         result = verify_graph(
             self.model,
             self.run,
-            self._simplify,
+            lambda output: OutputStructure().simplify(output),  # without parts that the graph cannot return
             self._outputs,
             lambda name: self[name].source,
             inputs,
@@ -242,15 +248,6 @@ class ExportedGraph(Graph):
             position for pattern in patterns for position in self._positions(pattern, "keep", outputs=False)
         )
 
-    def _edits(self, edit: dict[str, Any]) -> dict[int, Any]:
-        edits = {}
-        for pattern, value in edit.items():
-            for position in self._positions(pattern, "edit", outputs=True):
-                if self._plan.steps[position].kind == "output":
-                    raise UsageError("The output itself cannot be edited: edit the node it comes from.")
-                edits[position] = value
-        return edits
-
     def _positions(self, pattern: str, option: str, *, outputs: bool) -> list[int]:
         """The nodes that a name, module path or glob selects; of a module all nodes, or only its outputs."""
         index = self._plan.index
@@ -283,14 +280,11 @@ class ExportedGraph(Graph):
         return positions
 
     def _location(self, name: str) -> str:
+        """The module and the line of a node, to add to an error in it."""
         node = self[name]
         return "".join(
             f", {part}" for part in (f"module {node.module}" if node.module else "", node.source) if part
         )
-
-    def _simplify(self, output: Any) -> Any:
-        """The model's output without what the graph cannot return."""
-        return OutputStructure().simplify(output)
 
 
 def _check_options(keep: Any, until: Any, on_node: Any, edit: Any, given: Any) -> None:

@@ -1,8 +1,8 @@
 """A model's output, simplified for torch.export and restored to its own structure after a run.
 
 torch.export flattens tuples, lists, dicts and registered classes. A plain dataclass is passed as a dict of
-its fields, and `restore` makes it again. What cannot be flattened, such as a transformer's cache of keys and
-values, is left out, and `left_out` lists it.
+its fields, and `restore` makes it again. Parts that cannot be flattened, such as a transformer's cache of
+keys and values, are left out, and `left_out` lists them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OutputStructure:
     """How the output of a model differs from the output of its graph."""
 
     classes: dict[Path, type] = field(default_factory=dict)  #: where a dict stands for a dataclass
-    left_out: dict[str, str] = field(default_factory=dict)  #: path of what was left out -> its class
+    left_out: dict[str, str] = field(default_factory=dict)  #: path of a part that was left out -> its class
     texts: dict[Path, str] = field(default_factory=dict)  #: strings, which torch saves but cannot load
 
     def simplify(self, output: Any, path: Path = ()) -> Any:
@@ -38,9 +38,10 @@ class OutputStructure:
         >>> structure.simplify({"y": 1, "cache": object()}), structure.left_out
         ({'y': 1}, {"['cache']": 'object'})
         """
-        if not _needs_change(output):
+        leaves = pytree.tree_leaves(output)
+        if all(isinstance(leaf, _PLAIN) and not isinstance(leaf, str) for leaf in leaves):
             return output
-        if _is_plain_dataclass(output):
+        if not isinstance(output, dict) and not _is_registered(output) and is_dataclass(output):
             self.classes[path] = type(output)
             items = {part.name: getattr(output, part.name) for part in fields(output)}
             return self._simplify_items(items, path, none=True)
@@ -81,7 +82,12 @@ class OutputStructure:
         else:
             return output
         kind = self.classes.get(path)
-        return parts if kind is None else _instance(kind, parts)
+        if kind is None:
+            return parts
+        instance: Any = object.__new__(kind)  # without running code of the class
+        for name, value in parts.items():
+            object.__setattr__(instance, name, value)
+        return instance
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data for JSON, with classes by the names they are imported under."""
@@ -103,26 +109,10 @@ class OutputStructure:
         return cls(classes, dict(plain["left_out"]), texts)
 
 
-def _instance(kind: type, parts: dict[str, Any]) -> Any:
-    """An instance with these fields, without running code of the class."""
-    instance: Any = object.__new__(kind)
-    for name, value in parts.items():
-        object.__setattr__(instance, name, value)
-    return instance
-
-
 def _sequence(original: Any, items: Iterable[Any]) -> Any:
     """A list or tuple of the original's class; a named tuple takes its items one by one."""
     return type(original)(*items) if hasattr(original, "_fields") else type(original)(items)
 
 
-def _needs_change(value: Any) -> bool:
-    return any(not isinstance(leaf, _PLAIN) or isinstance(leaf, str) for leaf in pytree.tree_leaves(value))
-
-
 def _is_registered(value: Any) -> bool:
     return type(value) in pytree.SUPPORTED_NODES or pytree.is_namedtuple_instance(value)
-
-
-def _is_plain_dataclass(value: Any) -> bool:
-    return not isinstance(value, dict) and not _is_registered(value) and is_dataclass(value)
