@@ -304,7 +304,7 @@ def test_an_export_that_takes_long_says_where(capsys: pytest.CaptureFixture[str]
         line,
     )
     export(nn.ReLU(), torch.ones(2, 3))
-    assert capsys.readouterr().err == ""  # what is quick says nothing
+    assert capsys.readouterr().err == ""  # a quick export prints nothing
 
 
 def test_fixed_sizes_where_dynamic_ones_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

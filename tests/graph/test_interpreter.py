@@ -60,10 +60,10 @@ def test_unknown_nodes_are_told_with_near_names(layered: ExportedGraph) -> None:
     with pytest.raises(NoSuchNode, match=r"`until=` names 'head.x'"):
         layered.run(torch.randn(5, 4), until="head.x")
     with pytest.raises(NoSuchNode, match=r"`until=` names 'zzz', .*; it has 'linear', 'relu', 'add'"):
-        layered.run(torch.randn(5, 4), until="zzz")  # what is listed are ops, not parameters
+        layered.run(torch.randn(5, 4), until="zzz")  # the message lists ops, not parameters
 
 
-# -- what is kept -----------------------------------------------------------------------------------
+# -- kept values -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from sightline.data.forms import SLOT, Form, Record, Symbol
 from sightline.graph.graph import Ref
 from sightline.graph.node_names import base_name
 
-REQUIRED: Final = object()  #: in place of a default: the argument has none
+REQUIRED: Final = object()  #: stands for the default of an argument that has none
 _MAX_DEFAULT: Final = 200  #: characters of a default, which may come from a file
 
-#: In each line names of functions with the same arguments, then these. ``*dims`` takes all that are left.
+#: Each line has functions with the same arguments, then these. ``*dims`` takes all remaining ones.
 _TABLE: Final = """
 linear : input weight bias=None
 bilinear : input1 input2 weight bias=None
@@ -154,7 +154,7 @@ _HAS_SELF: Final = ("method", "operator", "property")
 
 @dataclass(frozen=True)
 class Arguments:
-    """A form whose arguments have names, to be filled for every call that has the form."""
+    """The named arguments of a form, filled in for every call of that form."""
 
     form: Form
     names: tuple[str, ...]  #: of the positional arguments

@@ -54,14 +54,16 @@ def collapse(graph: Graph, depth: int) -> Graph:
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
     tree = scope_tree(graph)
     group_of = _group_nodes(graph, tree, depth)
-    _absorb(graph, group_of)
     collapsed = _CollapsedGraph(graph, group_of)
     info = {**graph.info, "depth": depth}
     return replace(graph, nodes=tuple(collapsed.nodes.values()), edges=tuple(collapsed.edges), info=info)
 
 
 def _group_nodes(graph: Graph, tree: ScopeTree, depth: int) -> dict[int, _Group]:
-    """The group of each node that is hidden."""
+    """The group of each node that is hidden.
+
+    The parameters, buffers and constants that only the calls of one module read are in its first group.
+    """
     group_of: dict[int, _Group] = {}
     of_scope: dict[int, tuple[Hashable, str, int, int] | None] = {}
     last: tuple[Hashable, _Group] | None = None
@@ -86,6 +88,16 @@ def _group_nodes(graph: Graph, tree: ScopeTree, depth: int) -> dict[int, _Group]
         last = key, group
         group.nodes.append(node)
         group_of[node.id] = group
+    readers: dict[int, list[_Group | None]] = {}
+    for edge in graph.edges:
+        readers.setdefault(edge.source, []).append(group_of.get(edge.target))
+    for node in graph.nodes:
+        first, *others = readers.get(node.id) or [None]
+        if node.kind not in _SOURCES or first is None:
+            continue
+        if all(other is not None and other.path == first.path for other in others):
+            first.sources.append(node)
+            group_of[node.id] = first
     return group_of
 
 
@@ -105,20 +117,6 @@ def _hidden_by(
             return (around, prefix), prefix, around, -1
         around = each
     return None
-
-
-def _absorb(graph: Graph, group_of: dict[int, _Group]) -> None:
-    """Add parameters, buffers and constants that only the calls of one module read to its first group."""
-    readers: dict[int, list[_Group | None]] = {}
-    for edge in graph.edges:
-        readers.setdefault(edge.source, []).append(group_of.get(edge.target))
-    for node in graph.nodes:
-        groups = readers.get(node.id, [])
-        if node.kind not in _SOURCES or not groups or groups[0] is None:
-            continue
-        if all(group is not None and group.path == groups[0].path for group in groups):
-            groups[0].sources.append(node)
-            group_of[node.id] = groups[0]
 
 
 class _CollapsedGraph:

@@ -1,4 +1,4 @@
-"""Which module call each node of a graph ran in, as a tree of scopes.
+"""The module call that each node of a graph ran in, as a tree of scopes.
 
 A runtime graph has it recorded: ``info["calls"]`` lists the module calls, and ``node.info["call"]`` is one of
 them. Elsewhere it follows from the module paths: consecutive nodes with the same module are one call of it.
@@ -15,6 +15,15 @@ from sightline.graph.graph import Graph, Node
 
 #: Containers of modules, which are never called.
 CONTAINERS: Final = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
+
+
+def relative_path(path: str, around: str) -> str:
+    """A module path relative to one around it.
+
+    >>> relative_path("blocks.0.attn", "blocks.0"), relative_path("blocks.0", "")
+    ('attn', 'blocks.0')
+    """
+    return path[len(around) + 1 :] if around and path.startswith(f"{around}.") else path
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ class _CallChains:
         self._cache: dict[Hashable, _Chain] = {}
 
     def of(self, node: Node) -> _Chain:
+        """The module calls around a node."""
         if self._calls is not None:
             return self._of_call(self._calls, node.info.get("call", -1))
         if "collapsed" not in node.info:

@@ -40,12 +40,12 @@ def prune(graph: Graph, what: Iterable[str | Iterable[str]]) -> Graph:
     for item in what:
         if not isinstance(item, str | list | tuple | set | frozenset):
             raise UsageError(
-                f"prune={argument_text(item)} is nothing to leave out; choose from {choices_text(PRUNABLE)}."
+                f"prune={argument_text(item)} cannot be left out; choose from {choices_text(PRUNABLE)}."
             )
     kinds = {each for item in what for each in ((item,) if isinstance(item, str) else item)}
     unknown = sorted(map(argument_text, kinds.difference(PRUNABLE)))
     if unknown:
-        raise UsageError(f"prune={unknown[0]} is nothing to leave out; choose from {choices_text(PRUNABLE)}.")
+        raise UsageError(f"prune={unknown[0]} cannot be left out; choose from {choices_text(PRUNABLE)}.")
     if "views" in kinds:
         graph = _without_views(graph)
     node_kinds = {"parameters": ("parameter", "buffer"), "constants": ("constant",)}

@@ -1,7 +1,7 @@
 """A static graph of a model through `torch.export`, which can be run node by node.
 
-`export` makes it, `ExportedGraph` is it: a `Graph` with `run`, `verify` and `save`. `load_graph` reads one
-from an archive.
+`export` returns an `ExportedGraph`: a `Graph` with `run`, `verify` and `save`. `load_graph` reads one from an
+archive.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ class ExportedGraph(Graph):
         """
         _check_options(keep, until, on_node, edit, given)
         plan = self._plan
-        starts = self._starts(inputs, kwargs, given)
-        named = {plan.steps[position].name: value for position, value in starts.items()}
+        values = self._input_values(inputs, kwargs, given)
+        named = {plan.steps[position].name: value for position, value in values.items()}
         edits = {}
         for pattern, value in (edit or {}).items():
             for position in self._positions(pattern, "edit", outputs=True):
@@ -134,7 +134,7 @@ class ExportedGraph(Graph):
                 edits[position] = value
         run = Interpreter(
             plan,
-            starts,
+            values,
             lambda results: self._output_builder.build(results, named),
             self._positions_to_keep(keep),
             None if until is None else max(self._positions(until, "until", outputs=False)),
@@ -178,7 +178,7 @@ class ExportedGraph(Graph):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph: ``.pt2`` is torch's archive, weights included, for `load_graph`; else a picture.
 
-        Loading an archive can run code: those you give it to have to trust you.
+        Loading an archive can run code: people who load yours have to trust you.
         """
         if Path(path).suffix == ".pt2":
             write_archive(self.program, self.program_info, Path(path))
@@ -218,7 +218,9 @@ class ExportedGraph(Graph):
 
     # -- options of a run ----------------------------------------------------------------------------
 
-    def _starts(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], given: Run | None) -> dict[int, Any]:
+    def _input_values(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any], given: Run | None
+    ) -> dict[int, Any]:
         if given is None:
             leaves = self._input_spec.flatten(inputs, kwargs)
             return {**self._state(), **dict(zip(self._input_positions, leaves, strict=True))}
@@ -226,15 +228,17 @@ class ExportedGraph(Graph):
             raise UsageError("With `given=` the inputs are those of the earlier run: leave them out.")
         if given._plan is not self._plan:
             raise UsageError("`given=` is a run of another graph.")
-        starts = self._state()
+        values = self._state()
         for position in self._input_positions:
             value = given._records[position]
             if value is MISSING:
                 name = self._plan.steps[position].name
-                raise UsageError(f"`given=` did not keep the input {name!r}, from which to run again.")
+                raise UsageError(
+                    f"The run in `given=` did not keep the input {name!r}, from which to run again."
+                )
             copied = self._plan.in_place and isinstance(value, torch.Tensor)
-            starts[position] = value.clone() if copied else value
-        return starts
+            values[position] = value.clone() if copied else value
+        return values
 
     def _positions_to_keep(self, keep: Keep) -> frozenset[int] | None:
         if keep is True:

@@ -38,9 +38,9 @@ def export(
     folder in which exports are kept: the next one of the same code, model and kinds of inputs is read from
     it, with the weights of the model given. It is private to its owner, as loading an archive can run code.
 
-    Nothing is printed but, every ten seconds, how long it takes and at which line. The model is not changed,
-    and is seen as it is, in train or eval mode. A model that torch cannot export raises `ExportError`, which
-    names the line.
+    It prints nothing but, every ten seconds, how long it has taken and at which line. The model is not
+    changed, and is exported as it is, in train or eval mode. A model that torch cannot export raises
+    `ExportError`, which names the line.
 
     >>> g = export(torch.nn.Linear(3, 2), torch.randn(4, 3))
     >>> [node.name for node in g], g["p_weight"].kind
@@ -97,13 +97,18 @@ def _example_inputs(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[tup
 
 
 def _warn_about_training(graph: ExportedGraph) -> ExportedGraph:
-    """The graph itself, after a warning if it has dropout or batch statistics of training in it."""
-    if graph.info["training"] and any(_is_training_op(node.args) for node in graph.nodes):
-        warnings.warn(
-            "The model is exported in train mode, with dropout or batch statistics: call model.eval() first "
-            "if that is not meant.",
-            stacklevel=3,
-        )
+    """The graph itself, after a warning if an op in it behaves differently in eval mode."""
+    for node in graph.nodes if graph.info["training"] else ():
+        args = node.args
+        rate = args.get("dropout_p", args.get("p", args.get("dropout", 1.0)))
+        modes = (args.get("train"), args.get("training"), args.get("use_input_stats"))
+        if rate and ("dropout_p" in args or True in modes):
+            warnings.warn(
+                "The model is exported in train mode, with dropout or batch statistics: call model.eval() "
+                "first if that is not meant.",
+                stacklevel=3,
+            )
+            break
     return graph
 
 
@@ -123,14 +128,6 @@ def load_graph(path: str | os.PathLike[str], model: torch.nn.Module | None = Non
     if model is not None and not isinstance(model, torch.nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, not {argument_text(model)}.")
     return make_graph(*read_archive(Path(path)), model)
-
-
-def _is_training_op(args: dict[str, Any]) -> bool:
-    """Whether an op behaves differently in eval mode."""
-    if "dropout_p" in args:
-        return bool(args["dropout_p"])
-    rate = args.get("p", args.get("dropout", 1.0))
-    return bool(rate) and True in (args.get("train"), args.get("training"), args.get("use_input_stats"))
 
 
 def _export_program(

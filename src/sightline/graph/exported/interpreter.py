@@ -281,14 +281,14 @@ class Interpreter:
     """One run of a plan, with the options it runs under."""
 
     plan: Plan
-    starts: dict[int, Any]  #: the values of the input steps
-    finish: Callable[[tuple[Any, ...]], Any]  #: from the flat results to the model's output
+    input_values: dict[int, Any]  #: by position of the input step
+    build_output: Callable[[tuple[Any, ...]], Any]  #: from the flat results to the model's output
     keep: frozenset[int] | None = None  #: None: everything
     until: int | None = None
     on_node: OnNode | None = None
     edits: dict[int, Any] = field(default_factory=dict)
     given: Run | None = None
-    explain: Callable[[str], str] = str  #: a node's name -> its module and line, for errors in it
+    location: Callable[[str], str] = str  #: from a node's name to its module and line, for errors in it
 
     def run(self) -> Run:
         """Run the steps in order, without those whose values an earlier run has."""
@@ -311,7 +311,7 @@ class Interpreter:
                 value, output = self._value(position, step, values, output)
             except Exception as error:
                 texts = ", ".join(describe_value(values[source]) for source in step.sources) or "nothing"
-                where = self.explain(step.name)
+                where = self.location(step.name)
                 edited = " and ".join(repr(steps[source].name) for source in step.sources if source in edits)
                 after = f"; {edited} had been edited" if edited else ""
                 error.add_note(
@@ -346,9 +346,9 @@ class Interpreter:
                 return None, output  # not computed: it will be replaced
             return step.call(values), output
         if step.kind == "input":
-            return self.starts[position], output
+            return self.input_values[position], output
         results = tuple(fill_slots(step.args[0], values))
-        return results, self.finish(results)
+        return results, self.build_output(results)
 
     def _reuse(self, values: list[Any], records: list[Any], inputs: list[Any]) -> set[int] | None:
         """Copy the values of the earlier run that hold; the steps left to run, or None for all."""

@@ -205,8 +205,8 @@ def graph_parts(program: torch.export.ExportedProgram, flat: FxGraph) -> GraphPa
     for position, fx in enumerate(flat.nodes):
         ids[fx.name] = position
         spec = specs.get(fx.name) if fx.op == "placeholder" else None
-        stack = module_stack(fx)
-        parts.modules.update({path: kind.rpartition(".")[2] for path, kind in stack})
+        stack = module_calls(fx)
+        parts.modules.update({path: kind.rpartition(".")[2] for path, kind, _ in stack})
         arguments = bound_arguments(fx)
         metas = _metas(fx.meta.get("val"))
         path = stack[-1][0] if stack else ""
@@ -236,23 +236,17 @@ def graph_parts(program: torch.export.ExportedProgram, flat: FxGraph) -> GraphPa
     return parts
 
 
-def module_stack(fx: FxNode) -> list[tuple[str, str]]:
-    """The path and the class of each module around a node, the model first.
+def module_calls(fx: FxNode) -> list[tuple[str, str, str]]:
+    """The path, the class and the call of each module around a node, the model first.
 
-    torch marks a second call of one module with ``@1``, in the key and, after loading, in the path.
+    torch marks a second call of one module with ``@1``: ``L__self__fc@1``; after loading, in the path too.
     """
-    modules = []
+    calls = []
     for key, (path, kind) in (fx.meta.get("nn_module_stack") or {}).items():
         if not key.startswith("_empty"):
             name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-            modules.append((path.partition("@")[0], name))
-    return modules
-
-
-def module_calls(fx: FxNode) -> list[tuple[str, str]]:
-    """The path of each module around a node, with which call of it this is: ``("fc", "L__self__fc@1")``."""
-    stack = fx.meta.get("nn_module_stack") or {}
-    return [(path.partition("@")[0], key) for key, (path, _) in stack.items() if not key.startswith("_empty")]
+            calls.append((path.partition("@")[0], name, key))
+    return calls
 
 
 # -- arguments -----------------------------------------------------------------------------------
@@ -364,7 +358,7 @@ def _symbolic_sizes(fx: FxNode) -> dict[str, Any]:
     return {"symbolic": ", ".join(texts)} if symbolic else {}
 
 
-def _source(fx: FxNode, stack: list[tuple[str, str]]) -> str:
+def _source(fx: FxNode, stack: list[tuple[str, str, str]]) -> str:
     """The line of the model that a node comes from: the innermost frame of its stack outside torch."""
     frames = _FRAME.findall(fx.meta.get("stack_trace") or "")
     own = [frame for frame in frames if model_file(frame[0])]
@@ -372,7 +366,7 @@ def _source(fx: FxNode, stack: list[tuple[str, str]]) -> str:
     if not chosen:
         return ""
     file, line, function = chosen[0]
-    classes = [kind for _, kind in stack if not kind.startswith("torch.")]
+    classes = [kind for _, kind, _ in stack if not kind.startswith("torch.")]
     if function == "forward" and own and classes:
         function = f"{classes[-1].rpartition('.')[2]}.forward"
     return f"{position_text(file, int(line))} in {function}"

@@ -1,6 +1,6 @@
 """One call of `torch.export`: its messages are collected, state is restored, mode wrappers are flattened.
 
-While it takes long, `Progress` says on the standard error how long so far, and where the time goes.
+During a long export `Progress` prints to standard error how long it has taken, and where the time goes.
 """
 
 from __future__ import annotations
@@ -94,24 +94,18 @@ class _Flattener:
             elif node.op == "output" and not top:
                 return tuple(map_arg(node.args[0], copies.__getitem__))
             elif node not in copies:
-                copies[node] = self._copy_node(module, node, copies, modes, top)
+                args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+                copied = copies[node] = self.graph.create_node(node.op, node.target, args, kwargs)
+                name, number = node.name, 0
+                while not top and name in self._taken:
+                    number += 1
+                    name = f"{node.name}_{number}"
+                self._taken.add(name)
+                copied.name = name
+                copied.meta = {**node.meta, MODES: modes}
+                if node.op == "get_attr":
+                    copied.meta[OBJECT] = operator.attrgetter(str(node.target))(module)
         return ()
-
-    def _copy_node(
-        self, module: GraphModule, node: FxNode, copies: dict[FxNode, Any], modes: tuple[Mode, ...], top: bool
-    ) -> FxNode:
-        args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
-        copied = self.graph.create_node(node.op, node.target, args, kwargs)
-        name, number = node.name, 0
-        while not top and name in self._taken:
-            number += 1
-            name = f"{node.name}_{number}"
-        self._taken.add(name)
-        copied.name = name
-        copied.meta = {**node.meta, MODES: modes}
-        if node.op == "get_attr":
-            copied.meta[OBJECT] = operator.attrgetter(str(node.target))(module)
-        return copied
 
 
 def _is_inlined(node: FxNode) -> bool:

@@ -90,7 +90,7 @@ def module_outputs(nodes: list[FxNode]) -> dict[tuple[str, int], list[str]]:
     calls: dict[tuple[str, str], list[FxNode]] = {}
     inside: dict[FxNode, set[tuple[str, str]]] = {}
     for node in nodes:
-        stack = module_calls(node)
+        stack = [(path, key) for path, _, key in module_calls(node)]
         inside[node] = set(stack)
         for call in stack:
             calls.setdefault(call, []).append(node)

@@ -12,7 +12,7 @@ from typing import Final
 
 from sightline.graph.arguments import REQUIRED, signature
 from sightline.graph.graph import Edge, Graph, Node, Ref
-from sightline.graph.module_scopes import ScopeTree, scope_tree
+from sightline.graph.module_scopes import ScopeTree, relative_path, scope_tree
 from sightline.graph.node_names import base_name
 from sightline.notation import constant_text, count_text
 
@@ -191,9 +191,9 @@ class Drawing:
 
     def path_text(self, path: str, around: str) -> str:
         """A path relative to the one around it: ``attn``; of folded layers ``h.0 … h.11``."""
-        short = _relative_path(path, around)
+        short = relative_path(path, around)
         last = self.graph.info.get("folds", {}).get(path, [path])[0]
-        return short if last == path else f"{short} … {_relative_path(str(last), around)}"
+        return short if last == path else f"{short} … {relative_path(str(last), around)}"
 
     # -- nodes -----------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Drawing:
         times = max(1, node.repeat // box.repeat) if node.kind in ("call", "output") else 1
         if node.kind != "call":
             shapes = tuple(self.shape(node, slot) for slot in range(len(node.outputs[:1])))
-            title = _relative_path(node.op, box.path) if node.kind in _INLINE else node.op
+            title = relative_path(node.op, box.path) if node.kind in _INLINE else node.op
             return Label(title, times, "", shapes)
         collapsed = "collapsed" in node.info
         # The module is written on the node where the box does not show it.
@@ -317,7 +317,3 @@ class _ArrowDensity:
         box, at = id(self._box_of[target]), self._position[source]
         passing = bisect_right(self._starts[box], at) - bisect_right(self._ends[box], at)
         return self._leaving[source] == self._entering[target] == 1 and passing <= 2  # itself and another
-
-
-def _relative_path(path: str, around: str) -> str:
-    return path[len(around) + 1 :] if around and path.startswith(f"{around}.") else path

@@ -146,14 +146,11 @@ def decode(item: Any) -> Any:
         return [decode(part) for part in item]
     if not isinstance(item, dict):
         return item
-    if len(item) == 1:
-        key, content = next(iter(item.items()))
-        if key.startswith("$"):
-            return _decode_special(key, content)
-    return {str(key): decode(part) for key, part in item.items()}
-
-
-def _decode_special(key: str, content: Any) -> Any:
+    key: str
+    content: Any
+    key, content = next(iter(item.items()), ("", None))
+    if len(item) != 1 or not key.startswith("$"):
+        return {str(key): decode(part) for key, part in item.items()}
     if key == "$ref":
         return Ref(str(content[0]), int(content[1]))
     if key == "$tuple":
