@@ -278,7 +278,7 @@ def test_wrong_inputs_are_named() -> None:
     with pytest.raises(UsageError, match="The input batch was given twice"):
         g.run(*args, batch=1, **kwargs)
     with pytest.raises(
-        UsageError, match="The input power is 3 in this graph, built in when it was made, but got 4"
+        UsageError, match="The input power is 3 in this graph, fixed by the export, but got 4"
     ):
         g.run(*args, **{**kwargs, "power": 4})
     with pytest.raises(

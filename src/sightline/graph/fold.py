@@ -1,4 +1,4 @@
-"""Repeats shown once: `NodeOrder` finds runs of rounds that are wired alike, `fold` merges their rounds.
+"""Repeats shown once: `NodeOrder` finds runs of rounds with the same wiring, `fold` merges their rounds.
 
 Two nodes match if they are equal up to the layer number, or up to sizes as in two rounds of one loop.
 

@@ -28,7 +28,7 @@ NODE_KINDS: Final = ("input", "parameter", "buffer", "constant", "call", "output
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """An argument that is a tensor: the node that made it, and which of its outputs it is.
+    """An argument that is a tensor: the node that computed it, and which of its outputs it is.
 
     >>> Ref("relu_1"), Ref("split", 1)
     (relu_1, split[1])

@@ -192,7 +192,7 @@ class Dynamic:
         return tensor_text(sizes, (self.dtypes or {}).get(name, "?"))
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Raise `UsageError` for a size the graph was not made for; the message says which and why."""
+        """Raise `UsageError` for a size that the graph cannot run with, naming it and the reason."""
         symbols = self._symbol_values(shapes)
         for condition in self.conditions:
             if not set(_SYMBOL.findall(condition.code)) <= symbols.keys():
@@ -206,7 +206,7 @@ class Dynamic:
                 ]
                 sizes = " and ".join(f"{name} of shape {tuple(shapes[name])}" for name in named or shapes)
                 raise UsageError(
-                    f"This graph was made for {condition.text}{by}, which does not hold for {sizes}: "
+                    f"This graph is valid only for {condition.text}{by}, not for {sizes}: "
                     "export again with an example of that size."
                 )
 
@@ -257,7 +257,7 @@ class Dynamic:
         for name, dimensions in self.inputs.items():
             lines += [f"{name}  {self.input_text(name)}", *(f"  {one}" for one in dimensions)]
         if self.conditions:
-            lines.append("made for")
+            lines.append("valid for")
             lines += [f"  {one.text}" + (f"  ({one.by})" if one.by else "") for one in self.conditions]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)

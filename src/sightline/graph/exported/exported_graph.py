@@ -104,7 +104,7 @@ class ExportedGraph(Graph):
         """Run the graph: the inputs and outputs of every node, and the model's output.
 
         Runs in the caller's grad mode. In-place ops, buffers that `forward` updates and inputs it writes to
-        behave as in the model; each value is recorded as it was when it was made.
+        behave as in the model; each value is recorded as it was when its node returned it.
 
         - ``keep``: the nodes whose values stay, as a glob over node names and module paths, a list of them,
           or a callable of the name; ``()`` keeps none. Other values are freed when no longer needed.
@@ -185,7 +185,7 @@ class ExportedGraph(Graph):
         else:
             super().save(path)
 
-    # -- parts, made on first use ---------------------------------------------------------------
+    # -- parts, created on first use ---------------------------------------------------------------
 
     @cached_property
     def _plan(self) -> Plan:

@@ -132,7 +132,7 @@ class InputSpec:
                 constant = self.constants[name]
                 if isinstance(value, torch.Tensor) or value != constant:
                     raise UsageError(
-                        f"The input {name} is {constant!r} in this graph, built in when it was made, but got "
+                        f"The input {name} is {constant!r} in this graph, fixed by the export, but got "
                         f"{describe_value(value)}: export again with it."
                     )
                 continue

@@ -1,6 +1,6 @@
 """Runs an exported graph node by node: every op through its own target, nothing re-implemented.
 
-A `Plan` holds the nodes as steps that are ready to run; it is made once per graph. It is not a
+A `Plan` holds the nodes as steps that are ready to run; one is created per graph. It is not a
 `torch.fx.Interpreter`, which costs two to three times as much per node, rewrites the model's exceptions and
 cannot say which values an op overwrites.
 """

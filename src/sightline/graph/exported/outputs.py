@@ -44,22 +44,24 @@ class OutputStructure:
         if not isinstance(output, dict) and not _is_registered(output) and is_dataclass(output):
             self.classes[path] = type(output)
             items = {part.name: getattr(output, part.name) for part in fields(output)}
-            return self._simplify_items(items, path, none=True)
+            return self._simplify_items(items, path, as_none=True)
         if isinstance(output, dict):  # transformers' ModelOutput is one too
-            parts = self._simplify_items(dict(output), path, none=False)
+            parts = self._simplify_items(dict(output), path, as_none=False)
             return type(output)(**parts) if hasattr(output, "__dataclass_fields__") else type(output)(parts)
         if isinstance(output, (tuple, list)):
-            return _sequence(output, self._simplify_items(dict(enumerate(output)), path, none=True).values())
+            return _sequence(
+                output, self._simplify_items(dict(enumerate(output)), path, as_none=True).values()
+            )
         return output  # torch raises an error for it
 
-    def _simplify_items(self, items: dict[Any, Any], path: Path, *, none: bool) -> dict[Any, Any]:
+    def _simplify_items(self, items: dict[Any, Any], path: Path, *, as_none: bool) -> dict[Any, Any]:
         """The items of a container; one that cannot be flattened becomes None, or is dropped."""
         simplified: dict[Any, Any] = {}
         for key, value in items.items():
             item_path = (*path, key)
             if not isinstance(value, _PLAIN) and not _is_registered(value) and not is_dataclass(value):
                 self.left_out["".join(f"[{part!r}]" for part in item_path)] = type(value).__name__
-                if none:
+                if as_none:
                     simplified[key] = None
             elif isinstance(value, str):
                 self.texts[item_path] = value

@@ -28,7 +28,7 @@ class Verification:
 
     difference: str = ""  #: the difference in torch's words; "" where there is none
     module: str = ""  #: the first module whose output differs
-    node: str = ""  #: the node that made it
+    node: str = ""  #: the node that computed it
     source: str = ""  #: its line
     left_out: tuple[str, ...] = ()  #: parts of the model's output that the graph lacks: not compared
 
