@@ -25,7 +25,7 @@ from sightline.compat.dl_backtrace.node_attributes import (
 )
 from sightline.errors import ExportError, UsageError
 from sightline.graph.exported import ExportedGraph, Run, export
-from sightline.graph.exported.program import module_stack, state_tensors
+from sightline.graph.exported.program import module_calls, state_tensors
 from sightline.graph.exported.torchapi import pytree
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ class DLBacktrace:
         self.layer_stack = list(self._nodes)
         self._weights = self.extracted_weights
         self.placeholder_to_real_name = {name: exported[name].op for name in self._weights}
-        stacks = {name: module_stack(fx) for name, fx in self._nodes.items()}
-        self.fx_node_to_module = {name: stack[-1] for name, stack in stacks.items() if stack}
+        stacks = {name: module_calls(fx) for name, fx in self._nodes.items()}
+        self.fx_node_to_module = {name: stack[-1][:2] for name, stack in stacks.items() if stack}
         self._graph = self._make_graph()
 
     @property
