@@ -19,7 +19,7 @@ from sightline.data.source_files import indent_of
 from sightline.data.trace_data import FLAVOURS, PHASES, TensorMeta
 from sightline.data.user_frames import engine_callback_index
 from sightline.recording.arguments import form_of
-from sightline.recording.session_base import SessionBase
+from sightline.recording.session import Session
 from sightline.recording.source_positions import operator_names
 from sightline.recording.torchapi import no_torch_function, sequence_number, unobserved
 from sightline.schema.tables import BACKWARD
@@ -27,7 +27,7 @@ from sightline.schema.tables import BACKWARD
 if TYPE_CHECKING:
     from sightline.data.forms import Form
     from sightline.recording.operations import OpInfo
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ def _notify(observers: list[Observer], method: str, event: object) -> None:
 class Observers(Observer):
     """Several observers as one; each event ends before the recording is finished, on any thread."""
 
-    def __init__(self, session: SessionBase, observers: list[Observer]) -> None:
+    def __init__(self, session: Session, observers: list[Observer]) -> None:
         self._session = session
         self._gate = session.events
         self._loud = [one for one in observers if not one.silent]
@@ -204,7 +204,7 @@ class Observers(Observer):
 
 
 def notify_region(
-    session: SessionBase, info: OpInfo, number: int, stack: int, ids: Sequence[int] = (),
+    session: Session, info: OpInfo, number: int, stack: int, ids: Sequence[int] = (),
     args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, form: int | None = None,
     node: int | None = None,
 ) -> None:  # fmt: skip
@@ -229,7 +229,7 @@ class LiveObserver(Observer):
 
     silent = False
 
-    def __init__(self, session: SessionBase, watcher: Watcher) -> None:
+    def __init__(self, session: Session, watcher: Watcher) -> None:
         self._session = session
         self._watcher = watcher
         self._nodes: dict[int, int] = {}  # autograd node -> stack of the op that made it

@@ -23,7 +23,7 @@ from sightline.recording.torchapi import (
 )
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 ACTIVATION: Final = KIND["activation"]
 EXTERNAL: Final = KIND["external"]
@@ -196,7 +196,7 @@ class SwapPatch:
     The code of the function itself is replaced: programs may have imported it by name before.
     """
 
-    def __init__(self, sessions: Callable[[], Iterable[SessionBase]], redirected: CodeType) -> None:
+    def __init__(self, sessions: Callable[[], Iterable[Session]], redirected: CodeType) -> None:
         self._sessions = sessions  # returns every running recording
         self._redirected = redirected  # calls `swap`; its globals are those of ``torch.utils``
         self._function: Any = None
@@ -219,7 +219,7 @@ class SwapPatch:
 
     def swap(self, t1: Any, t2: Any) -> None:
         """Swap two tensors, to which no recording holds a weak reference meanwhile."""
-        forgotten: list[tuple[SessionBase, Any, Any]] = []
+        forgotten: list[tuple[Session, Any, Any]] = []
         for session in self._sessions():
             for tensor in (t1, t2):
                 try:

@@ -116,7 +116,7 @@ class DeviceTable:
             cells.sums,
             cells.counts,
             cells.alarm.count,
-            cells.alarm.bell,
+            cells.alarm.host_count,
             matrix,
             self.list,
             self.list_here,
@@ -175,7 +175,7 @@ class NativeDeviceStatistics(DeviceStatistics):
         known = device in self._alarms
         alarm = super().alarm_of(device)
         if not known and alarm.count.is_cuda:
-            self._recording.watch_bell(alarm.bell.data_ptr())
+            self._recording.watch_alarm(alarm.host_count.data_ptr())
         return alarm
 
     def acknowledge(self, count: int) -> None:

@@ -78,15 +78,15 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Tensors parameters;  // freed after the mutex is given up
   const int here = each_here([&](Recording& recording, ThreadState& state, Lock& lock, Storages::Dead& dead) {
     if (!state.api.backward) end_api_call(recording, state, lock);
-    if (state.calls.empty()) recording.values.memory.look_at_all(entered - recording.begin, dead);
+    if (state.calls.empty()) recording.values.memory.examine_all(entered - recording.begin, dead);
     // A frame that is about to call `forward` is at the place of one that has: that call ended without its hook.
-    while (state.marks.size() > 1 && state.top().is(inner)) recording.drop_mark(state);
+    while (state.anchors.size() > 1 && state.top().is(inner)) recording.drop_anchor(state);
     const Frame* caller = inner;
     while (caller != nullptr && recording.traits_of(code_of(caller), lock)->hidden) caller = caller_of(caller);
-    const int32_t above = recording.stack_of(state, caller, lock);
+    const int32_t stack = recording.stack_of(state, caller, lock);
     const int32_t number = recording.module_of(module, lock);
     if (number < 0) return;
-    // What `torch.compile` returned for a module is known as that module, and runs it where it may not be compiled.
+    // The object that `torch.compile` returned for a module counts as that module, and calls it where it may not be compiled.
     if (!state.calls.empty() && state.calls.back().module == number && state.calls.back().object != module) return;
     OpenCall call;
     call.object = module;
@@ -96,20 +96,20 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     recording.glimpses = modules_only(recording) && !state.calls.empty();
     recording.read_python(args, keywords_of(recording, inner), call.inputs, call.input_form, lock);
     recording.glimpses = false;
-    call.mark = state.marks.size();
+    call.anchor = state.anchors.size();
     call.parent = state.top().call;
     call.id = recording.next_id++;
     const int outer_phase = state.phase;
     if (state.phase == kOptimizer) state.phase = kForward;  // a module's work is no update, even if an optimizer calls it
     call.bits = state.number << kThreadShift | (recording.in_backward ? static_cast<int>(kBackward) : state.phase);
     call.bits |= mode_of(module) << kFlagShift;
-    state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false, outer_phase});
+    state.anchors.push_back({inner, inner->previous, nullptr, stack, call.id, false, outer_phase});
     call.start = now();
     call.spent = state.spent;
     const int32_t id = call.id;
     state.calls.push_back(std::move(call));
     measure_parameters(recording, module, number, parameters, lock);
-    if (state.calls.empty() || state.calls.back().id != id) return;  // Python was asked, and has stopped the recording
+    if (state.calls.empty() || state.calls.back().id != id) return;  // a callback has stopped the recording
     if (recording.observes_calls || has_new_inputs(recording, state.calls.back())) {
       const CallEvent answer{number, id, phase_of(state.calls.back()), state.calls.size() - 1, state.calls.back().input_form};
       notify_enter(recording, answer, args, keywords_of(recording, inner), lock);
@@ -140,7 +140,7 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (at == 0) return;
     const c10::SmallVector<int32_t, 1> nothing;
     while (state.calls.size() > at) recording.close_call(state, nothing, recording.no_form, kRaised, entered);
-    recording.values.memory.look_since(state.calls.back().start - recording.begin, entered - recording.begin, dead);
+    recording.values.memory.examine_since(state.calls.back().start - recording.begin, entered - recording.begin, dead);
     const CallEvent answer{state.calls.back().module, state.calls.back().id, phase_of(state.calls.back()),
                         state.calls.size() - 1, state.calls.back().input_form};
     if (count == 3) {

@@ -43,7 +43,7 @@ from sightline.recording.native.schema_forms import (
 )
 from sightline.recording.observers import ObservedCall, ObservedOp, notify_region
 from sightline.recording.operations import add_info, without_end
-from sightline.recording.session_base import SessionBase
+from sightline.recording.session import Session
 from sightline.recording.stacks import is_hidden
 from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT
 from sightline.recording.torchapi import Tensor
@@ -63,7 +63,7 @@ def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
     table[key] = value
 
 
-class Host(SessionBase):
+class CallbackSession(Session):
     """The session as C++ sees it."""
 
     native: ModuleType

@@ -1,4 +1,4 @@
-// A tensor is read in stretches of 16 KiB that stay in the cache: looked at for what is not finite, added to the
+// A tensor is read in stretches of 16 KiB that stay in the cache: examined for NaNs and infinities, added to the
 // fingerprint, widened to single precision and added up. Large tensors are read by all of torch's threads, each a part
 // at a time; the parts are joined in their order, so that the numbers do not depend on who was faster.
 #include "statistics.h"
@@ -29,7 +29,7 @@ constexpr size_t kVector = 32;  // bytes
 constexpr size_t kTogether = 16;  // vectors
 constexpr size_t kRow = 1024;  // bytes, of the fingerprint
 constexpr size_t kStretch = 16 * kRow;
-constexpr size_t kPart = 16 * kStretch;  // what one thread takes at a time
+constexpr size_t kPart = 16 * kStretch;  // the share of a thread at a time
 
 struct Sums {
   double least = std::numeric_limits<double>::infinity(), most = -std::numeric_limits<double>::infinity();
@@ -109,7 +109,7 @@ const Loops& loops() {
   return found;
 }
 
-// -- what the numbers are ------------------------------------------------------------------------------------------
+// -- dtypes of the numbers -----------------------------------------------------------------------------------------
 
 // How a number of a dtype lies in memory; of a complex one, each of its parts.
 struct Format {
@@ -255,7 +255,7 @@ class Numbers {
     }
   }
 
-  // What torch does only when a number is used: `conj()` and the imaginary part of a conjugate are views.
+  // Torch does these only when a number is used: `conj()` and the imaginary part of a conjugate are views.
   void flip_signs(char* octets, size_t size) const {
     if (negative_) {
       for (size_t at = format.width - 1; at < size; at += format.width) octets[at] = static_cast<char>(octets[at] ^ 0x80);

@@ -29,7 +29,7 @@ from sightline.recording.torchapi import (
 from sightline.schema.streams import INHERITED
 
 if TYPE_CHECKING:
-    from sightline.recording.plain.session import Session
+    from sightline.recording.plain.session import PlainSession
 
 #: Torch's own C++ calls methods of tensors from here, such as ``view_as`` where a function returns its input.
 _APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
@@ -46,14 +46,19 @@ class RunningOp:
     start = 0
     spent = 0  #: recorder time before it
 
-    def __init__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, session: PlainSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.session, self.args, self.kwargs = session, args, kwargs
         self.state, self.node = session.current_state(), current_node()
         self.inputs: list[int] = []
 
     @classmethod
     def begin(
-        cls, session: Session, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+        cls,
+        session: PlainSession,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: FrameType,
     ) -> Self | None:
         """The op that ``frame``, our handler's, is about to run; None if it is not recorded."""
         entered = session.now()

@@ -86,8 +86,10 @@ class Alarm:
     def __init__(self, device: torch.device) -> None:
         self.count = torch.zeros(1, dtype=torch.int64, device=device)
         #: Pinned memory of the host, to which the device copies the count.
-        self.bell = torch.zeros(1, dtype=torch.int64, pin_memory=True) if self.count.is_cuda else self.count
-        self._received = self.bell.numpy() if self.count.is_cuda else None
+        self.host_count = (
+            torch.zeros(1, dtype=torch.int64, pin_memory=True) if self.count.is_cuda else self.count
+        )
+        self._received = self.host_count.numpy() if self.count.is_cuda else None
 
     def received(self) -> int:
         """The count as of the last finished copy."""
@@ -95,8 +97,8 @@ class Alarm:
 
     def publish(self) -> None:
         """Copy the count to the host, which the fused kernels do by themselves."""
-        if self.bell is not self.count:
-            self.bell.copy_(self.count, non_blocking=True)
+        if self.host_count is not self.count:
+            self.host_count.copy_(self.count, non_blocking=True)
 
 
 class Cells:
