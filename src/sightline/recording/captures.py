@@ -72,7 +72,7 @@ class BufferPool:
         """The same for a CUDA tensor, into pinned memory; the function returned waits for its bytes.
 
         Nothing waits here: the tensor is copied on its device, so that later changes of it do no harm, and
-        that copy is transferred on a stream of its own, beside what the program does.
+        that copy is transferred on a stream of its own, beside the work of the program.
         """
         device = tensor.device
         dense = tensor.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
@@ -278,23 +278,22 @@ class CaptureObserver(Observer):
             return
         label = self._label(event.modules[-1]) if event.modules else ""
         name = info.name if info.flavour == OP else info.name.rpartition(".")[2]
-        new = [one for one in results_of(self._session, event) if self._is_new(one)]
+        new = []
+        for tensor in results_of(self._session, event):
+            value = self._session.values.find(tensor)
+            if (
+                value is not None and value not in self._seen_values
+            ):  # an API call returns its last op's result
+                self._seen_values.add(value)
+                new.append(tensor)
         if new:
             self._capture_all(label, name, self._next_index(label, name), "op", new, event.phase, flat=True)
 
     def wants(self, event: ObservedOp) -> bool:
-        """Only selected ops, and API calls that may return what one of those has made."""
+        """Only selected ops, and API calls that may return the result of one of those."""
         if not self._options.ops:
             return False
         return self._selection.op(event.info) or (bool(self._awaiting_gradient) and event.info.flavour != OP)
-
-    def _is_new(self, tensor: Any) -> bool:
-        """Whether a result was not captured yet: an API call returns the result of its last op."""
-        value = self._session.values.find(tensor)
-        if value is None or value in self._seen_values:
-            return False
-        self._seen_values.add(value)
-        return True
 
     def spied(self, spied: SpiedTensor) -> None:
         """Capture a value that ``sl.spy`` was called with."""
@@ -391,9 +390,10 @@ class CaptureObserver(Observer):
         else:
             copy, data = dense_copy(tensor, options), None
         info = CaptureInfo(
-            step, label, name, index, slot, role, path, -1 if value is None else value, tuple(copy.shape),
-            str(copy.dtype).removeprefix("torch."),
-            options.sample is None or tensor.numel() <= options.sample,
+            step=step, module=label, name=name, call=index, slot=slot, role=role, path=path,
+            value=-1 if value is None else value, shape=tuple(copy.shape),
+            dtype=str(copy.dtype).removeprefix("torch."),
+            whole=options.sample is None or tensor.numel() <= options.sample,
         )  # fmt: skip
         while (key := info.key) in self._keys:  # a second backward pass through the same call
             info = replace(info, call=info.call + 1)

@@ -103,7 +103,7 @@ class Session(ABC):
         self.exception: str | None = None
         self.compiled = "opaque"
         self.time = "host"
-        self.device_work = NO_WORK  #: what devices did; set when the recording stops
+        self.device_work = NO_WORK  #: the work of devices; set when the recording stops
         self.compilations = 0  #: how many regions Dynamo has compiled meanwhile
         self.compile_time = 0  #: nanoseconds that took
         self.engine_reason = ""  #: why the plain engine records though it was not requested
@@ -142,7 +142,7 @@ class Session(ABC):
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``.
 
-        What runs inside its ``closure``, a function of this code, is not part of the update.
+        The ops inside its ``closure``, a function of this code, are not part of the update.
         """
 
     @abstractmethod
@@ -254,7 +254,7 @@ class Session(ABC):
         name = variable_name(tensor)
         if name:
             return KIND["constant"], name, -1
-        if self.level == "api":  # what runs in a backward pass shows only as the modules it calls
+        if self.level == "api":  # a backward pass shows only as the modules it calls
             return (ACTIVATION if in_backward() else EXTERNAL), "", -1
         # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
         constant = tensor.dim() == 0 and not tensor.requires_grad
@@ -311,7 +311,7 @@ class Session(ABC):
         return self.values.forget(tensor), self.modules.forget(tensor), existed
 
     def restore(self, tensor: Any, entries: Any) -> None:
-        """Give a tensor the value and names that `forget` returned, whatever it looks like by now."""
+        """Give a tensor the value and names that `forget` returned, whatever its memory and layout are."""
         value, names, existed = entries
         if value is not None:
             self.values.rebind(tensor, value)

@@ -1,6 +1,6 @@
 """A snapshot of a session as plain data: its small tables, and the `TraceData` built from all of it.
 
-What only torch knows enters the tables here: argument names, FLOPs, the operator that was written.
+The facts that only torch knows enter the tables here: argument names, FLOPs, the operators as written.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def operation_of(info: OpInfo) -> Operation:
 
 
 def info_of(session: Session) -> dict[str, Any]:
-    """The trace's info: what is stored of the recording as a whole."""
+    """The trace's info: the facts of the recording as a whole."""
     return {
         "name": session.name, "ops": session.level, "torch": str(torch.__version__),
         "python": platform.python_version(), "pid": os.getpid(), "duration_ns": session.elapsed(),

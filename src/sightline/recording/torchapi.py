@@ -223,7 +223,7 @@ def skip_in_dynamo(code: CodeType, below: bool) -> None:
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a part of a backward pass. What is queued for its end runs in no node."""
+    """Whether this thread runs a part of a backward pass. Callbacks queued for its end run in no node."""
     return current_node() is not None or _graph_task() >= 0
 
 

@@ -157,7 +157,7 @@ def _spread(code: CodeType, one: dis.Instruction, depth: int, keywords: bool) ->
             at -= 1
         at -= 1
     before, after = _instructions(code)[offsets[max(at, 0)]]
-    if after in _jump_targets(code):  # what is on the stack may come from elsewhere
+    if after in _jump_targets(code):  # the operands may come from elsewhere
         return Site(SPREAD, depth - 3 - keywords, keywords=keywords)
     built = before.opname in ("LIST_TO_TUPLE", "BUILD_TUPLE", "LOAD_CONST")
     built |= before.opname == "CALL_INTRINSIC_1" and "LIST_TO_TUPLE" in str(before.argrepr)
@@ -209,7 +209,7 @@ class Parameters(NamedTuple):
     """The parameters of a function, in the order in which a call of it is shown."""
 
     slots: list[int]  #: among the local variables of its frame
-    names: list[str]  #: "" for one that is shown by position, "*" and "**" for what is spread
+    names: list[str]  #: "" for one that is shown by position, "*" and "**" for spread ones
     rebound: list[bool]  #: whether the function may give it another value before its first op
 
 

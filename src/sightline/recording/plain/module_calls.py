@@ -83,7 +83,7 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
         record = session.modules.record_of(module, session.context)
         outer = state.top
         if isinstance(outer, OpenCall) and outer.module == record.number and outer.key != id(module):
-            return  # what ``torch.compile`` returned for a module counts as the module, and calls it
+            return  # a compiled module counts as the module, and calls it
         stack, no_form = session.stack(state, frame), session.arguments.nothing
         outer_phase = state.phase
         if state.phase == OPTIMIZER:  # a module's work is no update, even if an optimizer calls it

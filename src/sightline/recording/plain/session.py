@@ -117,13 +117,13 @@ class PlainSession(Session):
     # -- the context of a thread -------------------------------------------------------------------------
 
     def is_recorded(self, state: ThreadState, frame: FrameType | None) -> bool:
-        """Whether what ``frame`` runs is recorded: not inside compiled code, and not while torch traces."""
+        """Whether ops of ``frame`` are recorded: not inside compiled code, and not while torch traces."""
         if state.off and not leave_region(self, state, frame):
             return False
         return not compiler._is_compiling_flag and jit_tracing() is None
 
     def phase(self, state: ThreadState) -> int:
-        """The phase of what a thread runs now."""
+        """The phase that a thread is in."""
         return BACKWARD if in_backward() else state.phase
 
     def stack(self, state: ThreadState, frame: FrameType | None) -> int:
@@ -138,7 +138,7 @@ class PlainSession(Session):
         return stack
 
     def close_open_inside(self, state: ThreadState, anchor: StackAnchor) -> bool:
-        """Close as raised what an exception has left open inside an anchor; False if it is closed already."""
+        """Close as raised the calls that an exception left open inside an anchor; False if it is closed."""
         if anchor not in state.anchors():
             return False
         while state.top is not anchor:
@@ -168,7 +168,7 @@ class PlainSession(Session):
         self, state: ThreadState, call: OpenCall, flags: int, outputs: list[int] | None = None,
         result: int | None = None, now: int | None = None,
     ) -> None:  # fmt: skip
-        """The innermost call has ended: write its row and restore what was current before it."""
+        """The innermost call has ended: write its row and restore the state before it."""
         now = self.now() if now is None else now
         self.put_function_mode_back(call)
         result = self.arguments.nothing if result is None else result

@@ -25,9 +25,9 @@ _ROWS: Final = 4  # rows a program takes at a time
 #: long, and for a large one as many as fit at once with the registers they use.
 _PROGRAMS: Final = {"nonfinite": (8, 8), "numbers": (3, 8), "fingerprints": (3, 4)}
 _BLOCK: Final = _ROWS * ROW // 4  # words of that
-_WORDS: Final = 2048  # words that a program takes at a time where only what is not finite is counted
+_WORDS: Final = 2048  # words that a program takes at a time where only NaNs and infinities are counted
 
-#: How numbers lie in a word: their bits, and what is added to their magnitude to carry into the sign exactly
+#: How numbers lie in a word: their bits, and the number that carries their magnitude into the sign exactly
 #: when they are not finite.
 _CARRIES: Final = {
     torch.float32: 0x00800000, torch.bfloat16: 0x00800080, torch.float16: 0x04000400,
@@ -56,7 +56,7 @@ def _number(words, part: tl.constexpr, form: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit
 def _raise_alarm(alarm, host_count, odd):  # type: ignore[no-untyped-def]
-    """Add to the count of what is not finite, and copy it to memory of the host."""
+    """Add to the count of NaNs and infinities, and copy it to memory of the host."""
     before = tl.atomic_add(alarm, odd, sem="relaxed")
     tl.store(host_count, before + odd)
 
@@ -72,7 +72,7 @@ def _count_words(  # type: ignore[no-untyped-def]
     carried = tl.zeros((block,), tl.int32)
     for at in range(me, whole, step):  # the end first: it was written last, and is still in the cache
         carried |= (tl.load(words + (whole - 1 - at) * block + local) & magnitude) + carry
-    if whole % step == me:  # what is left
+    if whole % step == me:  # the rest
         place = whole * block + local
         carried |= (tl.load(words + place, mask=place < size, other=0) & magnitude) + carry
     sign: tl.constexpr = ~magnitude
@@ -98,7 +98,7 @@ def sightline_count(  # type: ignore[no-untyped-def]
     magnitude: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
-    """Count what is not finite in a tensor."""
+    """Count NaNs and infinities in a tensor."""
     _count_words(
         words, size, counts, alarm, host_count, at_row, carry, magnitude, form, parts, columns, block
     )  # fmt: skip
@@ -168,7 +168,7 @@ def _measure_words(  # type: ignore[no-untyped-def]
     per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     infinity = float("inf")
-    quads: tl.constexpr = per_row // 4  # four words are what a thread loads at once, and adds up by itself
+    quads: tl.constexpr = per_row // 4  # a thread loads four words at once, and adds them up by itself
     low = tl.full((rows, quads), infinity, tl.float32)
     high = tl.full((rows, quads), -infinity, tl.float32)
     total = tl.zeros((rows, quads), tl.float32)
@@ -215,7 +215,7 @@ def _measure_words(  # type: ignore[no-untyped-def]
             lane_3 = _weighed(tl.sum(_product(word, matrix_3), 2), weight, lane_3)
     seen = tl.cdiv(tl.maximum(whole - me, 0), step) * block_size
     begin = tl.where(whole % step == me, whole, blocks)
-    # What is not finite has a square that is not, either; so has a very large number, which does no harm.
+    # The square of a NaN or infinity is not finite, either; so has a very large number, which does no harm.
     if tl.max(_flat(((squares < infinity) == 0).to(tl.int32), rows * quads), 0) > 0:
         # ... which they were not: all of it again, with care.
         seen, begin = seen * 0, me
@@ -346,7 +346,7 @@ def fits(tensor: Any) -> bool:
 
 
 def count(tensor: Any, cells: Cells, at_row: int) -> None:
-    """Count what is not finite in a dense CUDA tensor, into a row of a table."""
+    """Count NaNs and infinities in a dense CUDA tensor, into a row of a table."""
     words = tensor.numel() * tensor.dtype.itemsize // 4
     programs = _programs(-(-words // _WORDS), *_limits(tensor.device, "nonfinite"))
     sightline_count[(programs,)](
@@ -393,7 +393,7 @@ def compiled(dtype: torch.dtype, cells: Cells, fill: str, many: bool) -> Kernel 
 
 
 def _load(kernel: Any, expected: list[str], *shape: int) -> Kernel | None:
-    """What a launch needs, if the kernel takes just the arguments that are expected."""
+    """The kernel as C++ launches it, if it takes just the arguments that are expected."""
     kinds = [kind for kind in kernel.src.signature.values() if kind != "constexpr"]
     metadata = kernel.metadata
     if kinds != expected or metadata.num_ctas != 1 or metadata.global_scratch_size:

@@ -3,7 +3,7 @@
 On a CPU they are taken at once. On any other device they are computed and stay there: `statistics.device`
 fetches them when the recording is over. A view that only relabels the elements of a tensor is not read: it
 gets the statistics of its base when the trace is built. Where the order differs, so does the fingerprint,
-which takes a pass of its own if ``fingerprint="views"``. Of integers and masks only what modules are given is
+which takes a pass of its own if ``fingerprint="views"``. Of integers and masks only arguments of modules are
 measured: tokens say whether two batches are equal, while results such as positions say little.
 """
 
@@ -55,7 +55,7 @@ def measurable(tensor: Any, integers: bool = False) -> bool:
 
 
 class StatisticsObserver(Observer):
-    """Takes the statistics of what ops and module calls return."""
+    """Takes the statistics of the results of ops and module calls."""
 
     def __init__(self, session: Session, options: Stats) -> None:
         self._session = session
@@ -74,7 +74,7 @@ class StatisticsObserver(Observer):
         )
 
     def wants(self, event: ObservedOp) -> bool:
-        """Not an API call, whose ops are measured, nor a view of what was measured."""
+        """Not an API call, whose ops are measured, nor a view of a measured tensor."""
         info = event.info
         if self.buffer.native or info.uninitialized or (self._aten and info.flavour != OP):
             return False
@@ -173,7 +173,7 @@ class StatisticsObserver(Observer):
 
     @property
     def selects_modules(self) -> bool:
-        """Whether only what runs in some modules is measured."""
+        """Whether only ops in some modules are measured."""
         return self._options.modules is not None
 
 
@@ -233,6 +233,6 @@ def results_of(session: Session, event: ObservedOp) -> list[Any]:
 
 
 def rewritten_storages(session: Session, event: ObservedOp) -> set[int]:
-    """The storages that an op changed through a view: their new versions are not what was read."""
+    """The storages that an op changed through a view: their new versions were not read."""
     changed = session.arguments.at(event.info.mutates, event.args, event.kwargs)
     return {storage_address(one) for one in changed if type(one) is Tensor and one._is_view()}

@@ -1,9 +1,9 @@
-"""What a session has written, as batches: all of it at once, or cut off piece by piece while it runs.
+"""The rows of a session as batches: all of them at once, or cut off piece by piece while it runs.
 
 `BatchCutter` runs in a thread beside the recording. It removes rows from the session in steps that are
 atomic under the GIL, and in an order in which no row that is taken refers to one that was left. Rows that
-come too late for their batch are marked as late. What the session no longer needs is removed from it, so it
-does not grow.
+come too late for their batch are marked as late. Names and sizes that the session no longer needs are removed
+from it, so it does not grow.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class KeptFrame(NamedTuple):
 
     data: bytes
     ops: int  #: how many ops belong to it
-    lost: Dropped  #: what is lost with it: its ops, and late ones, which belong to earlier batches
+    lost: Dropped  #: the loss with it: its ops, and late ones, which belong to earlier batches
     before: bytes  #: a frame of the rows that its own may refer to
 
 

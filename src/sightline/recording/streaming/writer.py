@@ -205,7 +205,11 @@ class StreamWriter:
         more: dict[str, Any] = {"since": dict(self._table_sizes)}
         new_entries = new_table_rows(tables, self._table_sizes, operators, flops)
         if self._file is not None and self._save_options["source"]:
-            more["sources"] = self._new_sources(tables)
+            # The user's source files that are new: a killed process could not add them later.
+            new = dict.fromkeys(code.file for code in tables.codes if code.file not in self._sources)
+            self._sources.update(new)
+            sources = ((file, whole_source(file)) for file in new)
+            more["sources"] = [(file, text) for file, text in sources if text is not None]
         if first:
             more["first"] = constant_fields(tables)
             facts: Any = SimpleNamespace(
@@ -246,13 +250,6 @@ class StreamWriter:
             tables.info["faults"] = [*tables.info["faults"], error]
             tables.info["fault_count"] += 1
         return tables
-
-    def _new_sources(self, tables: Tables) -> list[tuple[str, str]]:
-        """The user's source files that are new: a killed process could not add them later."""
-        new = [code.file for code in tables.codes if code.file not in self._sources]
-        self._sources.update(new)
-        sources = ((file, whole_source(file)) for file in dict.fromkeys(new))
-        return [(file, text) for file, text in sources if text is not None]
 
     def release(self) -> None:
         """The finished recording has been handed over: its file is closed with the last that reads it."""
