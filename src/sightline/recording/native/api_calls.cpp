@@ -325,7 +325,7 @@ void end_api_op(
   api.results.clear();
   api.result_metadata.clear();
   for (const at::TensorBase* tensor : results.tensors) {
-    api.outputs.push_back(recording.produced(*tensor, api.id, nullptr, lock));
+    api.outputs.push_back(recording.output(*tensor, api.id, nullptr, lock));
     if (!recording.observes_api) continue;
     api.results.emplace_back(tensor->getIntrusivePtr());
     api.result_metadata.push_back(recording.metadata_of(*tensor, lock));

@@ -232,7 +232,7 @@ void end_op(
       Arguments returned;
       for (const c10::IValue& value : outputs) read(value, returned);
       for (const at::TensorBase* tensor : returned.tensors) {
-        ids.push_back(recording.produced(*tensor, op.id, &op, lock));
+        ids.push_back(recording.output(*tensor, op.id, &op, lock));
         results.returned.emplace_back(tensor, ids.back());
       }
       for (const auto& [tensor, value] : results.changed) {
@@ -249,8 +249,8 @@ void end_op(
          .bits = state.number << kThreadShift | flags << kFlagShift | phase},
         op.inputs, ids);
     if (raised) recording.raised_stack = state.stack;
-    const bool odd = recording.measurements.on() && !raised && measure_op(recording, state, op, results, lock);
-    if (recording.observes_ops || odd) notify_op(recording, state, op, outputs, result, phase, raised, odd, lock);
+    const bool nonfinite = recording.measurements.on() && !raised && measure_op(recording, state, op, results, lock);
+    if (recording.observes_ops || nonfinite) notify_op(recording, state, op, outputs, result, phase, raised, nonfinite, lock);
   }
   if (state.ops.empty() && state.api.id >= 0) end_api_op(recording, state, op, outputs, raised, end, lock);
   state.spent += now() - end;

@@ -174,8 +174,8 @@ bool is_read(const Recording& recording, const OpenOp& op, const at::TensorBase&
 
 void share_numbers(Measurements& measurements, int32_t base, int32_t view) {
   if (base == view || !measurements.known(base) || !measurements.first_time(view)) return;
-  const auto odd = measurements.odd.find(base);
-  if (odd != measurements.odd.end()) measurements.odd[view] = std::pair(odd->second);
+  const auto counts = measurements.nonfinite.find(base);
+  if (counts != measurements.nonfinite.end()) measurements.nonfinite[view] = std::pair(counts->second);
 }
 
 void take_numbers(Recording& recording, const OpenOp& op, const Results& results, Lock& lock) {
@@ -184,11 +184,11 @@ void take_numbers(Recording& recording, const OpenOp& op, const Results& results
     if (!op.inputs.empty()) share_numbers(measurements, op.inputs[0], results.returned[0].second);
     return;
   }
-  const size_t odd = measurements.odd.size();
+  const size_t nonfinite = measurements.nonfinite.size();
   take_all(recording, results, true, lock);
   if (!results.changed.empty()) {
     note_rewritten(measurements, results);
-  } else if (measurements.odd.size() > odd) {  // a parameter, or a tensor from before the block, may explain it
+  } else if (measurements.nonfinite.size() > nonfinite) {  // a parameter, or a tensor from before the block, may explain it
     DeviceResults later;
     each_input(recording, op, [&](const at::TensorBase& tensor, int32_t value) {
       if (tensor.is_view()) {
@@ -242,7 +242,7 @@ bool follows(Recording& recording, const OpenOp& op, const Results& results) {
   if (op.inputs.size() != 1 || source == nullptr || results.returned.size() != 1 || !results.changed.empty()) return false;
   const auto& [result, value] = results.returned[0];
   const int32_t from = op.inputs[0];
-  if (!measurements.known(from) || measurements.odd.find(from) != measurements.odd.end() || source->device() != result->device()) return false;
+  if (!measurements.known(from) || measurements.nonfinite.find(from) != measurements.nonfinite.end() || source->device() != result->device()) return false;
   if (!is_measurable(*source) || !is_implied(op, *source, *result) || is_rewritten(measurements, *source)) return false;
   if (measurements.first_time(value)) measurements.copies.push_back({value, from, op.traits->measured.preserves == Preserves::kBounded});
   ++measurements.checked;
@@ -251,46 +251,46 @@ bool follows(Recording& recording, const OpenOp& op, const Results& results) {
 
 // Measure the tensors that have not been measured: results of compiled code are among them.
 bool examine_regions(Recording& recording, const OpenOp& op, Lock& lock) {
-  bool odd = false;
+  bool nonfinite = false;
   Measurements& measurements = recording.measurements;
   DeviceResults later;
   each_input(recording, op, [&](const at::TensorBase& tensor, int32_t value) {
     if (value < 0 || measurements.known(value)) return;
     take(recording, tensor, value, false, later);
-    odd |= measurements.odd.find(value) != measurements.odd.end();
+    nonfinite |= measurements.nonfinite.find(value) != measurements.nonfinite.end();
   });
   if (!later.empty()) measure_on_devices(recording, later, lock);
-  return odd;
+  return nonfinite;
 }
 
 bool check(Recording& recording, const OpenOp& op, const Results& results, Lock& lock) {
   Measurements& measurements = recording.measurements;
   const Measured& kind = op.traits->measured;
-  bool tell = recording.last_region >= 0 && examine_regions(recording, op, lock);
+  bool reports = recording.last_region >= 0 && examine_regions(recording, op, lock);
   bool had_any = false, had_nan = false;
   for (const int32_t value : op.inputs) {
-    const auto odd = measurements.odd.find(value);
-    if (odd == measurements.odd.end()) continue;
+    const auto counts = measurements.nonfinite.find(value);
+    if (counts == measurements.nonfinite.end()) continue;
     had_any = true;
-    had_nan |= odd->second.first != 0;
+    had_nan |= counts->second.first != 0;
   }
   const bool view_of_fine = op.traits->aliases >= 0 && !kind.maybe_view && !had_any;
-  if (view_of_fine || (kind.preserves != Preserves::kNothing && follows(recording, op, results))) return tell;
+  if (view_of_fine || (kind.preserves != Preserves::kNothing && follows(recording, op, results))) return reports;
   note_rewritten(measurements, results);
   take_all(recording, results, false, lock);
   const auto count = [&](const at::TensorBase& tensor, int32_t value) {
     if (!is_measurable(tensor)) return;
     ++measurements.checked;
-    const auto odd = measurements.odd.find(value);
-    if (odd == measurements.odd.end()) return;
-    tell |= (odd->second.first != 0 && !had_nan) || (odd->second.second != 0 && !had_any);
+    const auto counts = measurements.nonfinite.find(value);
+    if (counts == measurements.nonfinite.end()) return;
+    reports |= (counts->second.first != 0 && !had_nan) || (counts->second.second != 0 && !had_any);
   };
   for (const auto& [tensor, value] : results.returned) count(*tensor, value);
   const bool returns_it = results.returned.size() == 1 && results.changed.size() == 1;
   for (const auto& [tensor, value] : results.changed) {
     if (!returns_it || value != results.returned[0].second) count(tensor, value);
   }
-  return tell;
+  return reports;
 }
 
 }  // namespace

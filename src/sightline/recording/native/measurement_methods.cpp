@@ -67,8 +67,8 @@ PyObject* recording_nonfinite(PyObject* self, PyObject* number) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) Py_RETURN_NONE;
   const Lock lock(recording->mutex);
-  const auto found = recording->measurements.odd.find(value);
-  if (found == recording->measurements.odd.end()) Py_RETURN_NONE;
+  const auto found = recording->measurements.nonfinite.find(value);
+  if (found == recording->measurements.nonfinite.end()) Py_RETURN_NONE;
   return Py_BuildValue("(LL)", static_cast<long long>(found->second.first), static_cast<long long>(found->second.second));
 }
 

@@ -52,7 +52,7 @@ class Measurements {
   int64_t checked = 0;  // tensors examined
   size_t devices = 0;  // tensors measured on a device whose alarm C++ does not read
   DeviceTables tables;
-  ska::flat_hash_map<int32_t, std::pair<int64_t, int64_t>> odd;  // NaNs and infinities of values that have any
+  ska::flat_hash_map<int32_t, std::pair<int64_t, int64_t>> nonfinite;  // NaNs and infinities of values that have any
   std::vector<Implied> copies;  // results that follow from examined tensors
   ska::flat_hash_set<const void*> rewritten;  // storages that were changed through a view of them
 
@@ -82,7 +82,7 @@ class Measurements {
   }
 
   void add(int32_t value, const Reading& reading) {
-    if (reading.nans != 0 || reading.infs != 0) odd[value] = {reading.nans, reading.infs};
+    if (reading.nans != 0 || reading.infs != 0) nonfinite[value] = {reading.nans, reading.infs};
     rows_.emplace_back(value, reading);
   }
 

@@ -42,7 +42,7 @@ void note_elsewhere(PyObject* module) {
     const Recording::Visit in(recording);
     if (!recording.running.load(std::memory_order_acquire)) continue;
     const Lock lock(recording.mutex);  // as above
-    if (++recording.calls_elsewhere == 1) recording.module_elsewhere = Py_TYPE(module)->tp_name;
+    if (++recording.unrecorded_calls == 1) recording.unrecorded_module = Py_TYPE(module)->tp_name;
   }
 }
 
@@ -93,9 +93,9 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     call.args = args;
     call.module = number;
     call.input_form = recording.no_form;
-    recording.glimpses = modules_only(recording) && !state.calls.empty();
+    recording.unexplained = modules_only(recording) && !state.calls.empty();
     recording.read_python(args, keywords_of(recording, inner), call.inputs, call.input_form, lock);
-    recording.glimpses = false;
+    recording.unexplained = false;
     call.anchor = state.anchors.size();
     call.parent = state.top().call;
     call.id = recording.next_id++;
@@ -148,7 +148,7 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
       if (recording.observes_calls) notify_leave(recording, answer, args, nullptr, nullptr, lock);
       return;
     }
-    recording.glimpses = modules_only(recording);
+    recording.unexplained = modules_only(recording);
     if (state.calls.back().args != args) {  // a hook of the module's has replaced them
       c10::SmallVector<int32_t, 4> inputs;
       int32_t form = recording.no_form;
@@ -164,7 +164,7 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     } else if (given[3] != Py_None && results) {
       recording.read_python(results.get(), nullptr, outputs, form, lock);
     }
-    recording.glimpses = false;
+    recording.unexplained = false;
     recording.close_call(state, outputs, form, 0, entered);
     if (recording.observes_calls || is_checkpoint(recording, outputs)) notify_leave(recording, answer, args, given[2], given[3], lock);
     state.spent += now() - entered;

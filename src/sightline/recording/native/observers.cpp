@@ -21,7 +21,7 @@ PyObject* known_object(Recording& recording, const at::TensorBase& tensor) {
 
 void notify_op(
     Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> outputs,
-    int32_t result_form, int phase, bool raised, bool odd, Lock& lock) {
+    int32_t result_form, int phase, bool raised, bool nonfinite, Lock& lock) {
   const int32_t api = state.api.id >= 0 ? state.api.info : -1;
   const int32_t stack = state.stack;
   const auto node = static_cast<long long>(state.node);
@@ -31,7 +31,7 @@ void notify_op(
     Owned answer(PyObject_CallMethod(
         recording.session, "op_ended", "iiiLiiiNNNiiii", op.traits->number, op.id, stack, node, phase, api, worker,
         python_numbers(op.inputs.data(), op.inputs.size()), python_list(op.given, THPVariable_Wrap), python_list(outputs, wrap),
-        op.form, result_form, static_cast<int>(raised), static_cast<int>(odd)));
+        op.form, result_form, static_cast<int>(raised), static_cast<int>(nonfinite)));
     if (!answer) recording.fault();
   });
 }

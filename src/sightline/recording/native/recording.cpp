@@ -144,9 +144,9 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
   if (known != values.known.end()) {
     values.memory.use(known->second.place);
     if (known->second.is_current(known->first)) return known->second.value;
-    return replaced(tensor, known->second, lock);
+    return add_version(tensor, known->second, lock);
   }
-  if (glimpses) return produced(tensor, -1, nullptr, lock);
+  if (unexplained) return output(tensor, -1, nullptr, lock);
   if (in_backward) {
     const int32_t saved = values.saved(tensor.unsafeGetTensorImpl(), metadata_of(tensor, lock));
     if (saved >= 0) {
@@ -154,7 +154,7 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
       return saved;
     }
     // Parameters are known, and every op is seen: the compiled code that ran last has made it.
-    if (wants_aten && last_region >= 0) return produced(tensor, last_region, nullptr, lock);
+    if (wants_aten && last_region >= 0) return output(tensor, last_region, nullptr, lock);
   }
   const int32_t id = values.next++;
   ValueRow row{.storage = 0, .offset = 0, .id = id, .kind = kKindExternal, .flags = 0};
@@ -178,11 +178,11 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
   values.rows.push_back(row);
   const int32_t met = values.find(tensor.unsafeGetTensorImpl());
   if (met < 0) values.know(tensor, id);
-  return met < 0 ? id : met;  // Python, or another thread, has met it meanwhile
+  return met < 0 ? id : met;  // Python, or another thread, has registered it meanwhile
 }
 
 // A new version of a tensor that was given other data without an op.
-int32_t Recording::replaced(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock) {
+int32_t Recording::add_version(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const void* storage = storage_of(impl);
   const bool moved = before.storage != storage;
@@ -214,13 +214,13 @@ int32_t Recording::new_version(const at::TensorBase& tensor, int32_t op, int32_t
 }
 
 // The value of a result: that of a tensor which is known, or a new one, which may be a view of an input.
-int32_t Recording::produced(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock) {
+int32_t Recording::output(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const auto known = values.known.find(impl);
   if (known != values.known.end()) {
     // A tensor that an op changed without declaring it has a new version all the same.
     if (known->second.is_current(impl)) return known->second.value;
-    return op < 0 ? replaced(tensor, known->second, lock) : new_version(tensor, op, known->second.value, lock);
+    return op < 0 ? add_version(tensor, known->second, lock) : new_version(tensor, op, known->second.value, lock);
   }
   const int32_t metadata = metadata_of(tensor, lock);
   const int32_t id = values.next++;
@@ -456,7 +456,7 @@ void Recording::clear() {
   Py_CLEAR(base);
   for (auto& [thread, state] : threads) Py_CLEAR(state->api.given);
   observes_ops = observes_api = observes_calls = false;
-  glimpses = false;
+  unexplained = false;
   stacks = Stacks();
   values = Values();
   ops = OpRows();
@@ -471,8 +471,8 @@ void Recording::clear() {
   faults = 0;
   raised_stack = -1;
   last_region = -1;
-  calls_elsewhere = 0;
-  module_elsewhere.clear();
+  unrecorded_calls = 0;
+  unrecorded_module.clear();
 }
 
 }  // namespace sightline

@@ -214,21 +214,21 @@ class Recording {
   int32_t one_tensor = -1;  // of a single tensor
   int32_t raised_stack = -1;  // of the last op that raised
   int32_t last_region = -1;  // the op that stands for compiled code
-  int64_t calls_elsewhere = 0;  // module calls on threads that nothing records
-  std::string module_elsewhere;  // the class of the first of them
+  int64_t unrecorded_calls = 0;  // module calls on threads that nothing records
+  std::string unrecorded_module;  // the class of the first of them
   std::atomic<int> faults{0};  // of our own, that could not be passed on to Python
   Py_ssize_t kwargs_slot = -1;
 
   bool in_backward = false;  // of the op that is being read
-  bool glimpses = false;  // only module calls are recorded, and one is running: tensors between them have no producer
+  bool unexplained = false;  // only module calls are recorded: tensors between modules have no producer
 
   OpTraits* traits_of(const at::RecordFunction& event, Lock& lock);
   int32_t module_of(PyObject* module, Lock& lock);
   int32_t value_of(const at::TensorBase& tensor, Lock& lock);
   int32_t metadata_of(const at::TensorBase& tensor, Lock& lock);
   int32_t new_version(const at::TensorBase& tensor, int32_t op, int32_t previous, Lock& lock);
-  int32_t replaced(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock);
-  int32_t produced(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock);
+  int32_t add_version(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock);
+  int32_t output(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock);
   // Some callers hand over their whole stack: the arguments of the op come last.
   static c10::ArrayRef<const c10::IValue> arguments_of(const OpTraits& traits, const at::RecordFunction& event) {
     const auto all = event.inputs();

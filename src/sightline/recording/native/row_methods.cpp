@@ -112,12 +112,12 @@ PyObject* recording_counters(PyObject* self, PyObject*) {
       static_cast<Py_ssize_t>(recording->threads.size()), recording->faults.load());
 }
 
-// elsewhere(): how many modules were called on threads that nothing records, and the class of the first.
-PyObject* recording_elsewhere(PyObject* self, PyObject*) {
+// unrecorded(): how many modules were called on threads that nothing records, and the class of the first.
+PyObject* recording_unrecorded(PyObject* self, PyObject*) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) return Py_BuildValue("(is)", 0, "");
   const Lock lock(recording->mutex);
-  return Py_BuildValue("(Ls)", static_cast<long long>(recording->calls_elsewhere), recording->module_elsewhere.c_str());
+  return Py_BuildValue("(Ls)", static_cast<long long>(recording->unrecorded_calls), recording->unrecorded_module.c_str());
 }
 
 }  // namespace
@@ -126,7 +126,7 @@ std::vector<PyMethodDef> row_methods() {
   return {
       {"rows", recording_rows, METH_VARARGS, "rows(name, take): a stream of numbers."},
       {"open_rows", recording_open_rows, METH_NOARGS, "open_rows(): rows of the ops and calls that have not ended."},
-      {"elsewhere", recording_elsewhere, METH_NOARGS, "elsewhere(): module calls on threads that nothing records."},
+      {"unrecorded", recording_unrecorded, METH_NOARGS, "unrecorded(): module calls on threads that nothing records."},
       {"counters", recording_counters, METH_NOARGS, "counters(): how much was written."},
   };
 }

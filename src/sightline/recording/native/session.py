@@ -144,7 +144,7 @@ class NativeSession(CallbackSession):
         """Read back the small tables that C++ keeps."""
         if not self._counters:
             self.stacks.refresh(self.recording)
-            self.unrecorded_calls, self.unrecorded_module = self.recording.elsewhere()
+            self.unrecorded_calls, self.unrecorded_module = self.recording.unrecorded()
 
     def written(self) -> int:
         return sum(self.counters()[:3])

@@ -80,10 +80,10 @@ namespace avx2 {
 #endif
 
 struct Loops {
-  bool (*odd8)(const uint8_t*, size_t, uint8_t);
-  bool (*odd16)(const uint16_t*, size_t, uint16_t);
-  bool (*odd32)(const uint32_t*, size_t, uint32_t);
-  bool (*odd64)(const uint64_t*, size_t, uint64_t);
+  bool (*nonfinite8)(const uint8_t*, size_t, uint8_t);
+  bool (*nonfinite16)(const uint16_t*, size_t, uint16_t);
+  bool (*nonfinite32)(const uint32_t*, size_t, uint32_t);
+  bool (*nonfinite64)(const uint64_t*, size_t, uint64_t);
   void (*add_floats)(const float*, size_t, float, Sums&);
   void (*add_doubles)(const double*, size_t, double, Sums&);
   void (*widen_bfloat16)(const uint16_t*, size_t, float*);
@@ -93,7 +93,7 @@ struct Loops {
 
 #define SIGHTLINE_LOOPS(set)                                                                            \
   Loops {                                                                                               \
-    set::any_odd<uint8_t>, set::any_odd<uint16_t>, set::any_odd<uint32_t>, set::any_odd<uint64_t>,      \
+    set::any_nonfinite<uint8_t>, set::any_nonfinite<uint16_t>, set::any_nonfinite<uint32_t>, set::any_nonfinite<uint64_t>,      \
         set::add_numbers<float, int32_t>, set::add_numbers<double, int64_t>, set::widen_bfloat16,       \
         set::widen_float16, set::add_rows                                                               \
   }
@@ -115,7 +115,7 @@ const Loops& loops() {
 struct Format {
   c10::ScalarType type;
   size_t width;  // bytes
-  uint64_t carry;  // see `any_odd`; 0: this dtype cannot be checked that way
+  uint64_t carry;  // see `any_nonfinite`; 0: this dtype cannot be checked that way
   uint64_t nan;  // that stands for all NaNs
   double largest;
   bool complex;
@@ -191,15 +191,15 @@ const float* widened(const Format& format, const char* octets, size_t count, flo
   }
 }
 
-bool any_odd(const Format& format, const char* octets, size_t count) {
+bool any_nonfinite(const Format& format, const char* octets, size_t count) {
   switch (format.width) {
-    case 8: return loops().odd64(reinterpret_cast<const uint64_t*>(octets), count, format.carry);
-    case 4: return loops().odd32(reinterpret_cast<const uint32_t*>(octets), count, static_cast<uint32_t>(format.carry));
-    case 2: return loops().odd16(reinterpret_cast<const uint16_t*>(octets), count, static_cast<uint16_t>(format.carry));
+    case 8: return loops().nonfinite64(reinterpret_cast<const uint64_t*>(octets), count, format.carry);
+    case 4: return loops().nonfinite32(reinterpret_cast<const uint32_t*>(octets), count, static_cast<uint32_t>(format.carry));
+    case 2: return loops().nonfinite16(reinterpret_cast<const uint16_t*>(octets), count, static_cast<uint16_t>(format.carry));
     default: break;
   }
   if (format.carry != 0) {
-    return loops().odd8(reinterpret_cast<const uint8_t*>(octets), count, static_cast<uint8_t>(format.carry));
+    return loops().nonfinite8(reinterpret_cast<const uint8_t*>(octets), count, static_cast<uint8_t>(format.carry));
   }
   return std::memchr(octets, static_cast<int>(format.nan), count) != nullptr;  // it has one NaN and no infinities
 }
@@ -354,8 +354,8 @@ void add_stretch(const Numbers& numbers, size_t begin, size_t size, double pivot
   const char* octets = numbers.stretch(begin, size, rooms.gathered);
   const size_t count = size / format.width;
   if (fingerprint) {
-    const bool odd = any_odd(format, octets, count);
-    const char* plain = odd ? with_plain_nans(format, octets, size, rooms.plain) : octets;
+    const bool nonfinite = any_nonfinite(format, octets, count);
+    const char* plain = nonfinite ? with_plain_nans(format, octets, size, rooms.plain) : octets;
     add_fingerprint(plain, begin, size, sums.lanes);
   }
   if (format.width == 8) {
@@ -435,11 +435,11 @@ bool is_measurable(const at::TensorBase& tensor) {
 
 bool is_finite(const at::TensorBase& tensor) {
   const Numbers numbers(tensor, false);
-  std::atomic<bool> odd{false};
+  std::atomic<bool> nonfinite{false};
   each_part(numbers, [&](size_t, size_t at, size_t size, Rooms& rooms) {
-    if (!odd && any_odd(numbers.format, numbers.stretch(at, size, rooms.gathered), size / numbers.format.width)) odd = true;
+    if (!nonfinite && any_nonfinite(numbers.format, numbers.stretch(at, size, rooms.gathered), size / numbers.format.width)) nonfinite = true;
   });
-  return !odd;
+  return !nonfinite;
 }
 
 Reading read_numbers(const at::TensorBase& tensor, bool fingerprint) {

@@ -256,10 +256,10 @@ class ApiCall(RunningOp):
             )
         alone = session.level == "api"  # else its aten ops have noted the changes
         with no_torch_function():
-            mutates = bool(self.info.mutates) or (
-                "out" in self.kwargs and session.values.find(result) is None
+            mutates = alone and (
+                bool(self.info.mutates) or ("out" in self.kwargs and session.values.find(result) is None)
             )
-            outputs, form, flags = self.outcome(result, alone and mutates, error)
+            outputs, form, flags = self.outcome(result, mutates, error)
         phase = session.phase(state) if error is None else state.phase
         ran_ops = state.aten_count != self.aten_count
         reads_data = type(result) is list or (alone and type(result) is not str)  # `tolist()`, not `type()`
