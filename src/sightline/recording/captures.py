@@ -281,9 +281,8 @@ class CaptureObserver(Observer):
         new = []
         for tensor in results_of(self._session, event):
             value = self._session.values.find(tensor)
-            if (
-                value is not None and value not in self._seen_values
-            ):  # an API call returns its last op's result
+            # An API call returns the result of its last op, which was captured already.
+            if value is not None and value not in self._seen_values:
                 self._seen_values.add(value)
                 new.append(tensor)
         if new:
