@@ -355,7 +355,7 @@ def test_copies_of_what_was_looked_at_are_gap_texts_again(monkeypatch: pytest.Mo
 
 
 @needs_native
-def test_copies_count_as_looked_at_on_the_native_engine() -> None:
+def test_copies_count_as_examined_on_the_native_engine() -> None:
     x = torch.randn(3, 4, dtype=torch.bfloat16)
     with sl.trace(ops="aten", check=sl.Check(nonfinite=True, on="report"), engine="native") as t:
         y = x * 2

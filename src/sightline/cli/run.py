@@ -209,7 +209,7 @@ def _cheap_stats(options: dict[str, Any]) -> Stats | None:
     if options["stats"] is False or options["check"] or options["ops"] not in ("aten", "both"):
         return None
     from sightline.options import Stats
-    from sightline.recording.native.engine import statistics_are_cheap
+    from sightline.recording.engine_choice import statistics_are_cheap
 
     return Stats(fingerprint=False) if statistics_are_cheap() else None
 

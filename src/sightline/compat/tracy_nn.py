@@ -31,7 +31,7 @@ from sightline.data.forms import SLOT, Record, Symbol
 from sightline.data.live_events import LiveCallEvent, LiveOpEvent
 from sightline.data.trace_data import TensorMeta
 from sightline.errors import UsageError
-from sightline.recording.native.engine import resolve_engine
+from sightline.recording.engine_choice import resolve_engine
 from sightline.recording.recorder import Recorder, RecordingOptions, check_model
 from sightline.views.live import LiveLog, LogWatcher
 from sightline.views.log_blocks import OK, BlockStyle, LogModule, LogOp, Part, tensor_block_text

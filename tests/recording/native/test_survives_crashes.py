@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from sightline.recording.native import engine as build
+from sightline.recording.engine_choice import engine_status
 from tests.recording.native.comparison import POISON, prints, program
 
-if build.status(build=True).engine != "native":
+if engine_status(build=True).engine != "native":
     pytest.skip("the native engine cannot be built here", allow_module_level=True)
 
 STOPPED_BY_PYTHON = """
