@@ -76,7 +76,7 @@ def test_a_diagnosis_before_tracing_names_the_line(capsys: pytest.CaptureFixture
     found = diagnose_model_compatibility(Branching(), torch.randn(3))
     [issue] = found["issues"]
     assert re.match(
-        r"\S*test_dl_backtrace_methods\.py:\d+ in .*forward \(`if x\.sum\(\) > 0:`\): what happens", issue
+        r"\S*test_dl_backtrace_methods\.py:\d+ in .*forward \(`if x\.sum\(\) > 0:`\): it depends on", issue
     )
     assert (found["model_type"], list(found["forward_params"]), found["warnings"]) == ("Branching", ["x"], [])
     assert capsys.readouterr().out == f"Branching(x) cannot be traced\n  issue: {issue}\n"
