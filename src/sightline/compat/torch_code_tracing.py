@@ -31,7 +31,8 @@ from sightline.data.source_files import indent_of
 from sightline.data.trace_data import TensorMeta
 from sightline.data.user_frames import first_user_index
 from sightline.notation import call_text, tensor_text
-from sightline.recording.recorder import Recorder, RecordingOptions
+from sightline.options import RecordingOptions
+from sightline.recording.recorder import Recorder
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.source_chain import shared_lines
 
@@ -88,7 +89,7 @@ class TracingMode:
         if not self._depth:
             if not self._quiet:
                 self._printer = _OpPrinter(None, color=self._color, succinct=self._succinct)
-            recorder = Recorder(None, "aten", "TracingMode", options=RecordingOptions(self._printer))
+            recorder = Recorder(None, RecordingOptions(ops="aten", name="TracingMode"), watcher=self._printer)
             recorder.start(sys._getframe(1))
             self._recorders.append(_Recording(recorder))
             self._entered.append(self._recorders[-1])

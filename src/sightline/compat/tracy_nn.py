@@ -31,8 +31,9 @@ from sightline.data.forms import SLOT, Record, Symbol
 from sightline.data.live_events import LiveCallEvent, LiveOpEvent
 from sightline.data.trace_data import TensorMeta
 from sightline.errors import UsageError
+from sightline.options import RecordingOptions
 from sightline.recording.engine_choice import resolve_engine
-from sightline.recording.recorder import Recorder, RecordingOptions, check_model
+from sightline.recording.recorder import Recorder, check_model
 from sightline.views.live import LiveLog, LogWatcher
 from sightline.views.log_blocks import OK, BlockStyle, LogModule, LogOp, Part, tensor_block_text
 from sightline.views.rendering import Printer
@@ -200,7 +201,9 @@ class Tracer:
         fuses = model is not None and any(isinstance(part, _FUSED_MODULES) for part in model.modules())
         level = "both" if fuses and resolve_engine("auto") == "python" else "api"
         log = LiveLog(title=self.name, root=model is None, style=_STYLE, color=_color())
-        recorder = Recorder(model, level, self.name, options=RecordingOptions(_BlockWatcher(log, model)))
+        recorder = Recorder(
+            model, RecordingOptions(ops=level, name=self.name), watcher=_BlockWatcher(log, model)
+        )
         log.start()
         recorder.start(frame)
         self._recorder, self._log = recorder, log

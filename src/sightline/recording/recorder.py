@@ -5,9 +5,8 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,7 +19,7 @@ from sightline.data.live_events import Watcher
 from sightline.errors import NonFiniteError, UsageError
 from sightline.explain.failure import explain_failure
 from sightline.markers import current_step
-from sightline.options import Capture, Check, Stats
+from sightline.options import RecordingOptions
 from sightline.process_rank import this_rank
 from sightline.recording.atomic import store_atomically
 from sightline.recording.captures import CaptureObserver
@@ -70,38 +69,21 @@ def check_model(model: Any) -> None:
         )
 
 
-@dataclass(frozen=True)
-class RecordingOptions:
-    """The options of a recording beyond model and level."""
-
-    watcher: Watcher | None = None
-    stats: Stats | None = None
-    check: Check | None = None
-    capture: Capture | None = None
-    folder: Path | None = None  #: of ``path=``
-    last: int | None = None
-    engine: str = "auto"
-    source: bool = True
-    environment: bool = True
-    overwrite: bool = False
-    time: str = "host"
-    observer: Callable[[Session], Observer] | None = None  #: makes one more observer
-
-
 class Recorder:
     """One recording."""
 
     def __init__(
-        self, model: Any, level: str, name: str | None = None, compiled: str = "opaque",
-        options: RecordingOptions | None = None,
+        self, model: Any, options: RecordingOptions, *, folder: Path | None = None,
+        watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
+        """``folder`` is where ``path=`` of this process is."""
         self._model = model
-        self._level = level
-        name = name or (type(original(model)).__name__ if model is not None else "trace")
+        self._options = options
+        self._folder = folder
+        self._watcher = watcher
+        name = options.name or (type(original(model)).__name__ if model is not None else "trace")
         process = this_rank()
         self._name = name if process is None else f"{name}, rank {process.rank} of {process.world_size}"
-        self._compiled = compiled
-        self._options = options or RecordingOptions()
         self._session: Session | None = None
         self._hooks: EngineHooks | None = None  # of the engine of the session
         self._index: Index | None = None
@@ -137,17 +119,17 @@ class Recorder:
             options = self._options
             session, self._hooks = without_modes(
                 partial(
-                    new_session, options.engine, self._model, self._name, self._level, caller, outer_frames
+                    new_session, options.engine, self._model, self._name, options.ops, caller, outer_frames
                 )
             )
             self._session = session
-            session.compiled, session.time = self._compiled, options.time
+            session.compiled, session.time = options.compiled, options.time
             self._add_collaborators(session)
             if session.time == "device":
                 self._timer = DeviceTimer(session.begin)
                 without_modes(self._timer.start)
             self._model = None  # the session has weak references: a trace must not keep the model alive
-            if self._compiled == "eager":
+            if options.compiled == "eager":
                 store_atomically(
                     partial(setattr, self, "_stance"), partial(compiler.set_stance, "force_eager")
                 )
@@ -157,7 +139,7 @@ class Recorder:
                 _streamed.add(self)
                 session.stream_writer.start()
             session.waits.install()
-            self._stack_dump = StackDump.install(self._options.folder)
+            self._stack_dump = StackDump.install(self._folder)
             self._hooks.install(session)
         except BaseException:
             self.cancel()
@@ -176,28 +158,25 @@ class Recorder:
             if session.stream_writer is not None:
                 session.stream_writer.discard()
             session.abandon()
-        if self._options.folder is not None:
-            unclaim(self._options.folder, self._files)
+        if self._folder is not None:
+            unclaim(self._folder, self._files)
             if self._makes_folder:
-                remove_if_empty(self._options.folder)
+                remove_if_empty(self._folder)
         self._session = None
 
     def _add_collaborators(self, session: Session) -> None:
         """Give the session its observers, and for ``path=`` and ``last=`` its stream writer."""
         options = self._options
         file = -1
-        if options.folder is not None:
-            self._makes_folder = not options.folder.exists()
-            file = claim(options.folder, options.overwrite, self._files)
-            # Absolute: the program may change its working folder.
-            options = self._options = replace(options, folder=options.folder.absolute())
+        if self._folder is not None:
+            self._makes_folder = not self._folder.exists()
+            file = claim(self._folder, options.path.overwrite, self._files)
+            self._folder = self._folder.absolute()  # the program may change its working folder
         observers: list[Observer] = []
-        if options.watcher is not None:
-            observers.append(LiveObserver(session, options.watcher))
-        if options.observer is not None:
-            observers.append(options.observer(session))
+        if self._watcher is not None:
+            observers.append(LiveObserver(session, self._watcher))
         if options.capture is not None:
-            session.captures = CaptureObserver(session, options.capture, options.folder)
+            session.captures = CaptureObserver(session, options.capture, self._folder)
             observers.append(session.captures)
         if options.stats is not None:
             session.statistics = StatisticsObserver(session, options.stats)
@@ -207,9 +186,14 @@ class Recorder:
             observers.append(session.check)
         if observers:
             session.observer = Observers(session, observers)
-        if options.folder is not None or options.last is not None:
-            make = partial(StreamWriter, source=options.source, environment=options.environment)
-            session.stream_writer = without_modes(partial(make, session, options.folder, file, options.last))
+        if self._folder is not None or options.last is not None:
+            bundle = options.path
+            make = partial(
+                StreamWriter,
+                source=bundle is None or bundle.source,
+                environment=bundle is None or bundle.environment,
+            )
+            session.stream_writer = without_modes(partial(make, session, self._folder, file, options.last))
 
     def stop(self, error: BaseException | None = None) -> None:
         """Remove everything installed, and finish the recording. Safe to call again.
@@ -235,7 +219,7 @@ class Recorder:
                 self._uninstall(session)
             finally:
                 # A launcher ends all processes when one fails: not while the note of an exception is added.
-                with session.termination_delayed(GRACE_SECONDS) if self._options.folder else nullcontext():
+                with session.termination_delayed(GRACE_SECONDS) if self._folder else nullcontext():
                     without_modes(partial(self._finish, session, error, wait))
             self._end(wait)
             if self._late_error is not None and error is None:
@@ -321,8 +305,8 @@ class Recorder:
         if explanation["note"]:
             add_note(error, explanation["note"])
         index.raw.info.update(explanation)
-        if session.stream_writer is not None and self._options.folder is not None:
-            amend_info(self._options.folder, explanation)
+        if session.stream_writer is not None and self._folder is not None:
+            amend_info(self._folder, explanation)
 
     def _note_late_error(self, session: Session) -> None:
         """Note an observer's error that came too late to stop the run."""
