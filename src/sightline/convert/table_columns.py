@@ -97,8 +97,8 @@ def real(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
 
 
 def choice(names: Sequence[str], column: Callable[[TableContext], NDArray[Any]]) -> Reader:
-    """One of a few names, by its number."""
-    array = np.array(names, dtype=object)
+    """One of a few names, by its number; -1, which a recording of before has, is null."""
+    array = np.array([*names, None], dtype=object)
     return lambda context, rows: array[column(context)[rows]].tolist()
 
 

@@ -78,7 +78,10 @@ def _properties(column: Column) -> Iterator[list[str]]:
     elif meaning.target == "metas":
         type, value = "TensorMeta", f"self._data.raw.metas[int({stored}[self.id])]"
     elif meaning.choices:
-        type, value = "str", f"{_CHOICES[meaning.choices]}[{stored}[self.id]]"
+        names = _CHOICES.get(meaning.choices) or repr(meaning.choices).replace("'", '"')
+        type, value = "str", f"{names}[{stored}[self.id]]"
+        if column.lowest < 0:
+            type, value = "str | None", f"(None, *{names})[{stored}[self.id] + 1]"
     elif meaning.optional and not meaning.target:
         type, value = "int | None", f"number if (number := int({stored}[self.id])) >= 0 else None"
     else:
