@@ -67,7 +67,7 @@ class Column:
     @property
     def lowest(self) -> int:
         """The smallest number that a reference may have."""
-        return -1 if self.meaning.optional else 0
+        return -1 if self.meaning.optional or self.meaning.since > 1 else 0
 
     @property
     def label(self) -> str:
