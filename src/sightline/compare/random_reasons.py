@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from sightline.compare.op_names import FACTORIES, RANDOM, UNINITIALIZED_RESULTS
 from sightline.compare.op_pairs import Alignment
 from sightline.compare.regions import SIDES, Reason, Region, RegionOps
+from sightline.compare.sequences import surplus
 from sightline.compare.side import Side
 
 
@@ -18,7 +18,7 @@ class RandomReasons:
         self._alignment, self._ops = alignment, ops
 
     def find(self, region: Region, other_op: Callable[[Region], Reason | None]) -> Reason | None:
-        """Draws of random numbers that the other side has not made, by their fingerprints.
+        """Draws of random numbers that the other side lacks, by their fingerprints.
 
         Where these are not known, ``other_op`` may have a better reason.
         """
@@ -33,9 +33,9 @@ class RandomReasons:
                 return None
             labels = self._ops.region_labels(region, next(iter(draws_a)), next(iter(draws_b)))
             return Reason("random", "both sides draw random numbers, which could not be compared", *labels)
-        lone = (
-            [_without(draws_a, draws_b), _without(draws_b, draws_a)] if measured else [[*draws_a], [*draws_b]]
-        )
+        lone = [[*draws_a], [*draws_b]]
+        if measured:
+            lone = [surplus(draws_a.items(), draws_b.values()), surplus(draws_b.items(), draws_a.values())]
         if not lone[0] and not lone[1]:
             return None
         first, second = self._ops.region_labels(region, *(ops[0] if ops else -1 for ops in lone))
@@ -60,24 +60,14 @@ def _draws(
     for op in ops:
         if side.op_name(op) not in RANDOM:
             continue
-        inputs = [] if side.names[side.name_ids[op]].endswith("_like") else side.inputs(op)
-        inputs = [value for value in inputs if not _is_made_of_numbers(side, value)]
-        comparable = all(partners[value] >= 0 and agree(value, partners[value]) for value in inputs)
+        inputs = [] if side.op_name(op).endswith("_like") else side.inputs(op)
+        comparable = all(
+            (partners[value] >= 0 and agree(value, partners[value]))
+            or (
+                (producer := side.producer[value]) >= 0
+                and side.op_name(producer) in FACTORIES | UNINITIALIZED_RESULTS
+            )
+            for value in inputs
+        )
         draws[op] = side.fingerprints[side.outputs(op)[0]] if comparable else 0
     return draws
-
-
-def _is_made_of_numbers(side: Side, value: int) -> bool:
-    producer = side.producer[value]
-    return producer >= 0 and side.op_name(producer) in FACTORIES | UNINITIALIZED_RESULTS
-
-
-def _without(draws: dict[int, int], others: dict[int, int]) -> list[int]:
-    """The draws that the other side has not made."""
-    left = Counter(others.values())
-    lone = []
-    for op, bits in draws.items():
-        left[bits] -= 1
-        if left[bits] < 0:
-            lone.append(op)
-    return lone
