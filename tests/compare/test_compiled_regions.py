@@ -58,6 +58,6 @@ def test_two_compiled_models_that_part_are_not_said_to_run_the_same_ops() -> Non
     one, other = (torch.compile(net(*scales), backend="eager") for scales in ((), (1.0, 2.0, 1.0)))
     diff = sl.diff(_compiled(one, "eager"), _compiled(other, "eager"))
     assert diff.verdict == "different"
-    assert "what ran inside compiled code was not compared" in str(diff)
+    assert "the ops inside compiled code were not compared" in str(diff)
     assert "the same ops" not in str(diff)
     assert diff.notes[0].endswith("the ops of a ran in compiled code and the ops of b ran in compiled code")

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sightline.compare.constants import same_constant, significant_floats
+from sightline.compare.constants import lone_floats
 from sightline.compare.module_pairs import ModulePairs
 from sightline.compare.op_names import FACTORIES, ONE_RESULT, UNINITIALIZED_RESULTS
 from sightline.compare.sequences import Ints, align
@@ -39,6 +39,10 @@ class PairedSide:
     ops: list[int]
     values: list[int]
     calls: Ints
+
+    @property
+    def ordinal(self) -> str:
+        return "first" if self.letter == "a" else "second"
 
     def pair(self, own: int, other: int = -1) -> tuple[int, int]:
         """An item of this side and one of the other, that of the first side first."""
@@ -151,10 +155,8 @@ class Alignment:
         result = set()
         for anchor, ops in lone_a.items():
             others = lone_b.get(self._partner_call(anchor), [])
-            first = [number for op in ops for number in significant_floats(self.a.index.ops[op])]
-            second = [number for op in others for number in significant_floats(self.b.index.ops[op])]
-            left = [x for x in first if not any(same_constant(x, y) for y in second)]
-            right = [y for y in second if not any(same_constant(x, y) for x in first)]
+            rows_a, rows_b = self.a.index.ops, self.b.index.ops
+            left, right = lone_floats([rows_a[op] for op in ops], [rows_b[op] for op in others])
             functions = self.a.activations(ops), self.b.activations(others)
             if len(left) == len(right) == 1 or (all(functions) and functions[0] != functions[1]):
                 result.add(anchor)
@@ -228,10 +230,8 @@ class Alignment:
     def _align_sequences(self) -> dict[int, int]:
         """Partners by the order of ops in paired calls; each pair of calls inside is a fixed point."""
         groups_a, groups_b = map(self._group_ops, self.sides)
-        inner: tuple[
-            dict[tuple[int, int], list[tuple[int, int]]], ...
-        ]  # the first op of each call, its token
-        inner = (defaultdict(list), defaultdict(list))
+        # By paired call and phase, the paired calls inside: the first op of each, and its token.
+        inner: list[dict[tuple[int, int], list[tuple[int, int]]]] = [defaultdict(list), defaultdict(list)]
         for x, y in enumerate(self.calls.of_a.tolist()):
             if y < 0:
                 continue
@@ -308,12 +308,9 @@ class Alignment:
         for other in islice(reversed(waiting or ()), _MAX_SOUGHT):
             if self.ops_b[other] >= 0 or len(self.b.outputs(other)) != size:
                 continue
-            if self._shape(self.a, op) == self._shape(self.b, other):
+            if self.a.shape(self.a.outputs(op)[0]) == self.b.shape(self.b.outputs(other)[0]):
                 self._pair_ops(op, other)
                 return
-
-    def _shape(self, side: Side, op: int) -> tuple[int, ...]:
-        return side.data.metas[int(side.data.values.meta[side.outputs(op)[0]])].shape
 
     def _is_one_of_parts(self, op: int, other: int) -> bool:
         """Whether the second side runs an op several times, on parts of the input of the first."""
@@ -346,7 +343,8 @@ class Alignment:
         unpaired = (ops[at] for at in range(first, len(ops)) if self.ops_b[ops[at]] < 0)
         free = [other for other in islice(unpaired, _MAX_SOUGHT) if not self._is_one_of_parts(op, other)]
         if len(free) > 1:
-            exact = [other for other in free if self._shape(a, op) == self._shape(b, other)
+            shape = a.shape(a.outputs(op)[0])
+            exact = [other for other in free if shape == b.shape(b.outputs(other)[0])
                      and repr(a.index.ops[op].form) == repr(b.index.ops[other].form)]  # fmt: skip
             free = exact or free
         if free:
@@ -362,9 +360,9 @@ class Alignment:
                 return False
             if verdict.state is State.DIFFERENT:
                 break
-        if self.a.op_name(op) in FACTORIES and self._shape(self.a, op) != self._shape(self.b, other):
-            return True
         a, b = self.a, self.b
+        if a.op_name(op) in FACTORIES and a.shape(a.outputs(op)[0]) != b.shape(b.outputs(other)[0]):
+            return True
         inputs_b = {source for value in b.inputs(other) for source in b.layout_chain(value)}
         unknown = False
         for value in a.inputs(op):

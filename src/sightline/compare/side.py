@@ -290,6 +290,9 @@ class Side:
         bits[self.stats.value] = self.stats.fingerprint
         return _numbers(bits)
 
+    def shape(self, value: int) -> tuple[int, ...]:
+        return self.data.metas[int(self.data.values.meta[value])].shape
+
     def kind(self, value: int) -> str:
         return KINDS[int(self.data.values.kind[value])]
 
