@@ -316,7 +316,7 @@ def test_a_recording_that_ended_early_says_so() -> None:
     with pytest.raises(RuntimeError), sl.trace(model, stats=True) as trace:
         model(torch.ones(2, 3))
     diff = sl.diff(recorded(net()), trace)
-    assert "b ended with an exception: what ran before it is compared" in diff.notes
+    assert "b ended with an exception: the ops before it are compared" in diff.notes
     ring = recorded(net(), last=10)
     assert any("last 10 ops" in note for note in sl.diff(recorded(net()), ring).notes)
 

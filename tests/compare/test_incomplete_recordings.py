@@ -175,7 +175,7 @@ def test_without_ops(runs: Path, tmp_path: Path) -> None:
 
 def test_a_killed_process(runs: Path, killed: Path) -> None:
     diff, printed = both(runs / "a.sight", killed)
-    assert diff.notes == ["b is cut off: what was written before its process ended is compared"]
+    assert diff.notes == ["b is cut off: the part written before its process ended is compared"]
     assert _FACTOR in printed
     assert diff.notes[0] in printed
 

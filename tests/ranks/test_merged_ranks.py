@@ -328,7 +328,7 @@ def test_ranks_of_another_run_and_missing_ones_are_said(tmp_path: Path) -> None:
     record_ranks(path, alike, WORLD, ranks=[0, 1])
     record_ranks(path, alike, WORLD, ranks=[3], job="another")
     text = str(sl.load(path))
-    assert "Rank 3 is of another run than ranks 0 and 1, and left out of what is compared." in text
+    assert "Rank 3 is of another run than ranks 0 and 1, and left out of the comparison." in text
     assert "Ranks 2 and 3 of 4 are missing." in text
     assert "run trace  2 of 4 ranks" in text
     (path / "rank0.sight" / "rank0.db").write_bytes(b"no database")

@@ -143,13 +143,18 @@ class Divergences:
                 return None
             if self._comes_together(one, region, reason):
                 return None
-            if reason.kind == "unexplained":
-                region, reason = self._unseen_reason(one, other, region, reason)
+            for beyond in range(_BEYOND + 1) if reason.kind == "unexplained" else ():
+                wider = self._regions.behind(one, other, beyond) if beyond else region
+                unseen = None if wider.begins_earlier else self.reasons.unseen(wider)
+                if unseen is not None:
+                    wider.error = region.error
+                    region, reason = wider, unseen
+                    break
         else:
             significant = strong and self._is_significant(one, other, region)
             strong_reason = self.reasons.strong(region) if significant else None
             if strong and strong_reason is None and verdict.state is State.CLOSE:
-                strong_reason = self.reasons.order(region)  # which statistics do not show
+                strong_reason = self.reasons.order(region)  # statistics do not show it
             if strong_reason is None:
                 return None
             reason = strong_reason
@@ -235,16 +240,6 @@ class Divergences:
             if wider_reason.kind != "unexplained" and reason.kind == "unexplained":
                 widest, reason = wider, wider_reason
         return widest, reason
-
-    def _unseen_reason(self, one: int, other: int, region: Region, reason: Reason) -> tuple[Region, Reason]:
-        """The nearest difference that statistics do not show, past inputs that agree by these alone."""
-        for beyond in range(_BEYOND + 1):
-            wider = self._regions.behind(one, other, beyond) if beyond else region
-            unseen = None if wider.begins_earlier else self.reasons.unseen(wider)
-            if unseen is not None:
-                wider.error = region.error
-                return wider, unseen
-        return region, reason
 
     def _is_significant(self, one: int, other: int, region: Region) -> bool:
         """Whether close values of different ops differ by more than rounding."""

@@ -47,11 +47,11 @@ def recording_notes(side: Side, name: str) -> Iterator[str]:
     """Sentences about the parts that a recording lacks: its end, its beginning, or unreadable numbers."""
     info = side.data.info
     if info.get("exception"):
-        yield f"{name} ended with an exception: what ran before it is compared"
+        yield f"{name} ended with an exception: the ops before it are compared"
     elif info.get("unfinished") and len(side.data.ops):
-        yield f"{name} is cut off: what was written before its process ended is compared"
+        yield f"{name} is cut off: the part written before its process ended is compared"
     if info.get("last") and info.get("dropped"):
-        yield f"{name} keeps its last {info['last']} ops only: what ran before is not compared"
+        yield f"{name} keeps its last {info['last']} ops only: earlier ones are not compared"
     if side.stats_fault:
         yield f"the statistics of {name} are left out, as they cannot be read: {side.stats_fault}"
 
@@ -59,7 +59,7 @@ def recording_notes(side: Side, name: str) -> Iterator[str]:
 def value_notes(a: Side, b: Side, values: str) -> list[str]:
     """Why values are not compared, if they are not."""
     if values == "none":
-        return ["values are not compared, as asked"]
+        return ["values are not compared, as requested"]
     lacking = [name for name, side in (("a", a), ("b", b)) if not len(side.stats) and not side.data.captures]
     if not lacking or any(side.data.info.get("unfinished") and not len(side.data.ops) for side in (a, b)):
         return []

@@ -145,7 +145,7 @@ class Alignment:
         return ignored
 
     def position(self, value: int) -> int:
-        """The op of the first run that made a value, or that first used it."""
+        """The op of the first run that returned a value, or that first used it."""
         producer = self.a.producer[value]
         return producer if producer >= 0 else self.a.leaf_consumers.get(value, [len(self.a.data.ops)])[0]
 

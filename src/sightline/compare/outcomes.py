@@ -52,7 +52,7 @@ class Leaving(NamedTuple):
     calls: list[int]  #: the outermost module calls
     used: NDArray[np.bool_]  #: which values an op of a forward pass takes, or a backward pass starts from
     losses: list[int]  #: which backward passes started from
-    results: list[int]  #: made outside of modules, and nothing uses them
+    results: list[int]  #: of ops outside of modules, and nothing uses them
     gradients: dict[str, int]  #: the last gradient of each parameter
     weights: dict[str, int]  #: the parameters that were updated
 
@@ -67,35 +67,28 @@ class Outcomes:
         alignment.pair_outcomes((each.a, each.b) for each in self._pairs if min(each.a, each.b) >= 0)
 
     def compared(self) -> list[Outcome]:
-        """Every outcome with its verdict."""
+        """Every outcome with the verdict on its values, or with the reason why they cannot be compared."""
+        alignment = self._alignment
         outcomes = []
         seen: set[tuple[int, int]] = set()
         for each in self._pairs:
-            if each.a >= 0 and each.b < 0:
-                each = replace(each, b=self._alignment.values_a[each.a])
-            elif each.b >= 0 and each.a < 0:
-                each = replace(each, a=self._alignment.values_b[each.b])
-            if (each.a, each.b) not in seen or max(each.a, each.b) < 0:
-                seen.add((each.a, each.b))
-                outcomes.append(self._judged(each))
+            a = alignment.values_b[each.b] if each.a < 0 <= each.b else each.a
+            b = alignment.values_a[each.a] if each.b < 0 <= each.a else each.b
+            if (a, b) in seen and max(a, b) >= 0:
+                continue
+            seen.add((a, b))
+            verdict, why = UNKNOWN, each.why
+            if not why and min(a, b) < 0:
+                why = f"{'a' if a < 0 else 'b'} has no counterpart of it"
+            elif not why:
+                verdict = self._verdict(a, b, _MAX_BEHIND)
+            if not why and verdict.state is State.UNKNOWN:
+                values = ("a", alignment.a, a), ("b", alignment.b, b)
+                lacking = [letter for letter, side, value in values if side.numbers(value) is None]
+                why = f"{lacking[0]} did not measure it" if lacking else "a mask hides its numbers"
+                why = "neither a nor b measured it" if len(lacking) == 2 else why
+            outcomes.append(replace(each, a=a, b=b, verdict=verdict, why=why))
         return outcomes
-
-    def _judged(self, outcome: Outcome) -> Outcome:
-        """An outcome with the verdict on its values, or with the reason why they cannot be compared."""
-        if outcome.why:
-            return outcome
-        if outcome.a < 0 or outcome.b < 0:
-            return replace(outcome, why=f"{'a' if outcome.a < 0 else 'b'} has no counterpart of it")
-        verdict = self._verdict(outcome.a, outcome.b, _MAX_BEHIND)
-        if verdict.state is not State.UNKNOWN:
-            return replace(outcome, verdict=verdict)
-        values = (self._alignment.a, outcome.a), (self._alignment.b, outcome.b)
-        lacking = [letter for letter, (side, value) in zip("ab", values, strict=True)
-                   if side.numbers(value) is None]  # fmt: skip
-        why = f"{lacking[0]} did not measure it" if lacking else "a mask hides its numbers"
-        return replace(
-            outcome, verdict=verdict, why="neither a nor b measured it" if len(lacking) == 2 else why
-        )
 
     def _verdict(self, one: int, other: int, left: int) -> Verdict:
         """The verdict on two values; where they were not measured, that on the inputs of their ops.

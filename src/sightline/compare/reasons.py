@@ -153,8 +153,15 @@ class Reasons:
 
     def _op(self, region: Region) -> Reason | None:
         """Ops that only one side has, or different ops on the two sides."""
-        lone = self._ops.one_sided(region)
-        texts = [_ops_text(paired.side, ops) for paired, ops in zip(self._alignment.sides, lone, strict=True)]
+        lone, texts = self._ops.one_sided(region), []
+        for paired, ops in zip(self._alignment.sides, lone, strict=True):
+            names: dict[str, None] = {}
+            for op in ops:
+                name = paired.side.op_label(op).name
+                numbers = significant_floats(paired.side.index.ops[op])
+                names.setdefault(f"{name} {number_text(numbers[0])}" if numbers else name)
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            texts.append(", ".join(list(names)[:4]) + more)
         labels = self._ops.region_labels(region, *(ops[0] if ops else -1 for ops in lone))
         if all(lone):
             return Reason("op", f"{texts[0]} against {texts[1]}", *labels)
@@ -241,14 +248,6 @@ def is_coarser(side: Side, op: int) -> bool:
     if not inputs or not outputs or side.rounding[outputs[0]] <= side.usual_rounding:
         return False
     return side.rounding[outputs[0]] > side.history[inputs[0]] > 0
-
-
-def _ops_text(side: Side, ops: list[int]) -> str:
-    names: dict[str, None] = {}
-    for op in ops:
-        name, numbers = side.op_label(op).name, significant_floats(side.index.ops[op])
-        names.setdefault(f"{name} {number_text(numbers[0])}" if numbers else name)
-    return ", ".join(list(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _source_text(side: Side, value: int) -> str:
