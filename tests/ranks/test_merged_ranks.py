@@ -387,7 +387,7 @@ def test_two_recordings_of_a_rank_and_what_is_no_rank_are_said(tmp_path: Path) -
     text = " ".join(str(sl.load(copied)).split())
     assert "host_b and host_b_again are both of rank 1: the first is taken." in text
     assert "other is left out: it is not of a distributed job." in text
-    assert "The job was restarted: what earlier attempts recorded is left out." in text
+    assert "The job was restarted: the recordings of earlier attempts are left out." in text
     assert "2 ranks on 1 host" in text
 
 
