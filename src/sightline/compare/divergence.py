@@ -161,7 +161,7 @@ class Divergences:
         return Divergence(one, other, verdict, reason, region, region.error)
 
     def _comes_together(self, one: int, region: Region, reason: Reason) -> bool:
-        """Whether everything made from a value that differs agrees again, as well as its inputs do.
+        """Whether all results of a value that differs agree again, as well as its inputs do.
 
         An outcome of the run differs for good: the gradient of a loss is 1, whatever the loss. A factor that
         is applied later, or a sign that is squared away, is no divergence. Another constant is one, unless
@@ -179,7 +179,7 @@ class Divergences:
             passed.update(ops)
             if not ops or value in alignment.outcomes or len(seen) > _MAX_UNTIL_TOGETHER:
                 return False
-            if any("::" in a.op_name(op) for op in ops):  # all ranks have what a collective returns
+            if any("::" in a.op_name(op) for op in ops):  # all ranks have the result of a collective
                 return False
             if reason.kind == "constant" and not all(a.layout[op] or a.op_name(op) in LINEAR for op in ops):
                 return False

@@ -18,7 +18,7 @@ from sightline.compare.side import Side
 
 _MAX_PAIRS: Final = 250_000  #: pairs of calls that are compared each with each
 _MAX_WRAPPERS: Final = 8  #: nested wrappers that only one side has
-#: Scores of what two calls may have in common; a pair needs the last.
+#: Scores of properties that two calls may share; a pair needs the last.
 _NAME, _WEIGHTS, _OTHER_WEIGHTS, _SIZES, _CLASS, _LEAST = 6, 8, -3, 2, 2, 2
 
 

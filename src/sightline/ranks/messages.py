@@ -1,4 +1,4 @@
-"""Sends and receives that do not match: a rank waits for what another never sends, or never takes.
+"""Sends and receives that do not match: a rank waits for a message that another never sends, or never takes.
 
 Messages from one rank to another with one tag arrive in order, so that the nth receive with a tag belongs to
 the nth send with it. Only ranks that were stuck when their recording ended are examined: a message may be on

@@ -170,7 +170,7 @@ class _Work:
     lines: list[str]
     times: NDArray[np.float64]  #: ns on the way to the ops of a line and in them
     ops: NDArray[np.int64]
-    elements: NDArray[np.int64]  #: that these ops made
+    elements: NDArray[np.int64]  #: of the results of these ops
 
     def of(self, line: str) -> tuple[NDArray[np.float64], int, int]:
         """Times, ops and elements of a line; zeros where it has none."""
@@ -248,8 +248,8 @@ def _work(record: RankRecord, begins: NDArray[np.float64], ends: NDArray[np.floa
         times = np.minimum(stops[inside], ends[stretch]) - begun
         frames, column = np.unique(index.op_user_frames[rows], return_inverse=True)
         sizes = np.array([meta.numel for meta in data.metas] or [0], dtype=np.int64)
-        made = np.concatenate([[0], np.cumsum(sizes[values.meta[ops.outputs]])])
-        elements = made[ops.output_offsets[rows + 1]] - made[ops.output_offsets[rows]]
+        total = np.concatenate([[0], np.cumsum(sizes[values.meta[ops.outputs]])])
+        elements = total[ops.output_offsets[rows + 1]] - total[ops.output_offsets[rows]]
         lines: dict[str, int] = {}
         numbers = [
             lines.setdefault(
