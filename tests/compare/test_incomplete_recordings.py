@@ -1,7 +1,7 @@
 """Recordings that lack something: of other models, without statistics, cut off, damaged, of another format.
 
-Each case goes through ``sl.diff`` and through ``sightline diff``: a sentence names the parts that can still be
-compared, and these are compared.
+Each case goes through ``sl.diff`` and through ``sightline diff``: a sentence names the parts that can
+still be compared, and these are compared.
 """
 
 from __future__ import annotations
