@@ -18,7 +18,7 @@ from sightline.data.index import Index
 from sightline.page.kept_rows import Kept
 from sightline.page.payload import MOST_OPS, packed_recording, problem_row
 from sightline.page.sections import Sections
-from sightline.ranks.desync import BEFORE, ENDED, GroupTable, group_tables, parting
+from sightline.ranks.desync import BEFORE, ENDED, GroupTable, first_unmatched_op, group_tables
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.overview import rank_problems, ranks_overview
@@ -105,7 +105,7 @@ def _difference(run: Run, table: GroupTable, number: int) -> Difference:
     ordered = sorted(classes.items(), key=lambda pair: (pair[0][0] == ENDED, -len(pair[1]), pair[1][0]))
     sides = [_side(run, table, number, signature, ended, ranks) for (signature, ended), ranks in ordered]
     here, there = sides[0].ranks[0], sides[-1].ranks[0]
-    first = parting(run, table, here, there, number)
+    first = first_unmatched_op(run, table, here, there, number)
     if first is None:
         return Difference(sides, "", [])
     since = "from the start" if first.since < 0 else f"after collective #{first.since}"
