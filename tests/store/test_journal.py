@@ -93,7 +93,7 @@ def test_hostile_journals(tmp_path: Path, what: str) -> None:
         (b"SQLite format 3\0", "it is no journal of a recording"),
         (
             HEAD[:8] + struct.pack("<I", VERSION + 1),
-            f"it is a journal of format {VERSION + 1}, and this sightline reads up to {VERSION}: update sightline",
+            f"it is a journal of format {VERSION + 1}, and this sightline reads up to {VERSION}: update",
         ),
     ],
 )
