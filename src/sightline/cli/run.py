@@ -122,7 +122,8 @@ def command(
     home = place.absolute()  # the script may go to another folder
     began = os.getpid()
     try:
-        recording = _make_recorder(program.name, home, steps, options)
+        with for_command_line():
+            recording = _make_recorder(program.name, home, steps, options)
         with position_written(launched, home):
             ended = _run(program, recording)
     finally:

@@ -21,6 +21,7 @@ from torch.autograd import profiler
 from sightline.data.arrays import EMPTY, IntArray
 from sightline.data.trace_data import WORK_KINDS
 from sightline.errors import UsageError
+from sightline.hints import Hint
 from sightline.recording.torchapi import DeviceType, disable_profiler, profiler_enabled
 
 _OWN: Final = "sightline_"  # prefix of the kernels that measure tensors
@@ -74,17 +75,20 @@ class DeviceTimer:
         return DeviceWork(rows[np.argsort(rows[:, 5], kind="stable")].reshape(-1), names, spent)
 
 
+_OPTION: Final = Hint('time="device"', "--time device")
+
+
 def check_device() -> None:
     """Raise unless there is a device and torch's profiler is free."""
     if not torch.cuda.is_available():
         raise UsageError(
-            'time="device" reads what a CUDA device spends, and torch sees none here: leave it out, or '
+            f"{_OPTION} reads the times of a CUDA device, and torch sees none here: leave it out, or "
             "record where torch.cuda.is_available()."
         )
     if profiler_enabled():
         raise UsageError(
-            'time="device" uses torch\'s profiler, which is running already: stop it first, or leave '
-            "time= out."
+            f"{_OPTION} uses torch's profiler, which is running already: stop it first, or leave "
+            "the option out."
         )
 
 
