@@ -9,10 +9,10 @@ JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 VIEWER := src/sightline/page/viewer.js
-.PHONY: help demo test engine viewer lint format types imports schema unit plain examples sanitize fuzz goldens pictures docs bench clean
+.PHONY: help demo test test-all engine viewer lint format types imports schema unit slow plain examples sanitize fuzz goldens pictures docs bench clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Constraints hold for the build environment too, hence the variable and not only the option.
 $(READY): pyproject.toml constraints.txt
@@ -25,6 +25,8 @@ demo: engine $(VIEWER) ## trace a small transformer, forward and backward, and p
 	$(BIN)/sightline demo
 
 test: lint types imports unit plain examples ## lint, types, import directions, tests
+
+test-all: test slow ## the same, and the tests that take longest
 
 # Without a compiler the Python engine records, so that this never fails.
 engine: $(READY) ## build the native engine, where a C++ compiler is
@@ -53,7 +55,10 @@ schema: $(READY) ## write what is derived from the schema: the C++ row layout, r
 	$(BIN)/python checks/schema.py
 
 unit: engine $(VIEWER) ## the tests alone; ARGS="-k fold -x" for some of them
-	$(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" tests $(ARGS)
+
+slow: engine $(VIEWER) ## the tests that take longest: each operator of torch, real jobs of several processes
+	$(BIN)/python -m pytest -n $(JOBS) -m slow tests $(ARGS)
 
 # What any engine must do, on the one that needs no compiler.
 PLAIN := $(addprefix tests/recording/,test_compiled.py test_errors.py test_exceptions.py test_holds_up.py \
