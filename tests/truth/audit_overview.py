@@ -26,7 +26,8 @@ _STEPS = re.compile(rf"(?P<count>[\d,]+)(?:, with (?P<optimizers>[\d,]+) optimiz
                     r"(?:; loss (?P<loss>[^;]+))?(?P<skipped>; skipped by the scaler)?"
                     r"; step=(?P<last>\d+) shows one")  # fmt: skip
 _STEP = re.compile(
-    rf"(?P<name>[^,]+), (?P<time>{q.TIME}), recording included(?:; loss (?P<loss>.+?))?(?P<skipped>; skipped by the scaler)?"
+    rf"(?P<name>[^,]+), (?P<time>{q.TIME}), recording included(?:; loss (?P<loss>.+?))?"
+    r"(?P<skipped>; skipped by the scaler)?"
 )
 _HOST = re.compile(
     rf"(?P<total>{q.TIME})(?:, (?P<inside>{q.TIME}) in ops)? (?:\((?P<parts>.+)\)|(?P<phase>\w+))"
@@ -62,6 +63,11 @@ _KEYS = {
 
 def _ends(counts: Sequence[int]) -> tuple[int, int]:
     return min(counts), max(counts)
+
+
+def _name(text: str) -> str:
+    match = _CALLED.fullmatch(text)
+    return match["name"] if match else text
 
 
 def _stated_ends(match: re.Match[str] | None) -> tuple[int, int]:
@@ -249,10 +255,10 @@ class OverviewAuditor(Auditor):
         file = re.escape(self.run.path.name)
         place = rf"{file}:\d+(?: again)?(?: \([^)]+\))?(?: in \d+ of the steps)?"
         lines = [int(each) for each in re.findall(rf"{file}:(\d+)", text)]
-        divided = re.search(rf"divide[sd] by ({q.FLOAT})", text)
+        divided = re.search(rf"(?:divide|multiplie)[sd] by ({q.FLOAT})", text)
         rest = text.replace(ranged[0], "") if ranged else text
         rest = re.sub(rf"of the backward passes at {place}(?:(?:, | and ){place})*(?:, )?", "", rest)
-        rest = re.sub(rf"which the program (had divided|then divides) by {q.FLOAT}(?:, )?", "", rest)
+        rest = re.sub(rf"which the program (had|then) (?:divide|multiplie)[sd] by {q.FLOAT}(?:, )?", "", rest)
         rest = re.sub(r"and their sum( after that)?$", "", rest)
         self.equal(rest.strip(" ,"), "", "what is said of losses", text)
         passes = self.truth.backwards
@@ -319,12 +325,14 @@ class OverviewAuditor(Auditor):
             stated += int(match["count"] or int(match["last"] or match["first"]) - int(match["first"]) + 1)
             if "other kind" in match["content"] or match["content"] == "another kind":
                 continue
-            modules = set(self._called(match["content"].split("; ")[0]))
+            names = [_name(part) for part in match["content"].partition("; ")[0].split(", ")]
+            modules = Counter(map(self.steps.type_of, names))
             classes = self._optimizer_classes(match["content"])
             steps = [
                 step
                 for step in every
-                if set(self.steps.called(step)) == modules and self._are_optimizers(step, classes)
+                if Counter(map(self.steps.type_of, self.facts.content(step).calls)) == modules
+                and self._are_optimizers(step, classes)
             ]
             if match["first"]:
                 stretch = range(int(match["first"]), int(match["last"] or match["first"]) + 1)
@@ -357,7 +365,7 @@ class OverviewAuditor(Auditor):
             check_rates(self, part, self.truth, self.facts.content(stepping[0]).optimizers)
 
     def _optimizer_classes(self, text: str) -> Counter[str]:
-        last = text.split("; ")[-1]
+        last = text.rpartition("; ")[2]
         parts = [] if last.startswith("backward") else re.split(r", (?![^(]*\))", last)
         return Counter(part.partition(" ")[0] for part in parts)
 

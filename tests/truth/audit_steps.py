@@ -75,7 +75,7 @@ class StepTruth:
         return True
 
     def _are_sums(self, step: int, text: str) -> bool:
-        """Whether each sum is that of losses whose gradients one update uses: of one optimizer, as weighted."""
+        """Whether each sum is that of losses, as weighted, whose gradients one update uses."""
         passes = self.truth.backwards[self.facts.passes(step)]
         groups: dict[tuple[int, ...], list[float]] = {}
         for each in passes:

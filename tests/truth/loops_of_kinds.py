@@ -174,7 +174,7 @@ def target_network(rng: random.Random, net: Architecture) -> Loop:
         "x, _ = batch(5)",
         block(
             "if i % 2 == 0:",
-            block("with torch.no_grad():", f"goal = {net.output.format(model='target')}"),
+            block("with torch.no_grad():", f"goal = {net.output.format(model='target')} + 0.5"),
         ),
         f"loss = F.mse_loss({net.output.format(model='model')}, goal)",
         "optimizer.zero_grad()",

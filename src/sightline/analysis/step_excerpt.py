@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sightline.data import trace_data as d
 from sightline.data.index import Index
-from sightline.data.training_steps import clip_times
+from sightline.data.optimizer_steps import clip_times
 
 T = TypeVar("T")
 Bools = NDArray[np.bool_]

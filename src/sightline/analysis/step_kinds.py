@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.optimizer_steps import optimizer_steps
 from sightline.analysis.step_summaries import StepSummary, backward_ops
 from sightline.analysis.value_names import root_names
 from sightline.data.index import Index
+from sightline.data.optimizer_steps import optimizer_steps
 from sightline.data.trace_data import I64, PHASES, StepInfo
 
 _FORWARD: Final = PHASES.index("forward")
@@ -88,7 +88,7 @@ def _optimizers(index: Index, steps: Sequence[StepInfo]) -> list[dict[int, int] 
     """How often each optimizer stepped in each step; None where a step of one is not known to be whose."""
     begins = np.array([step.start for step in steps], dtype=np.int64)
     counts: list[Counter[int]] = [Counter() for _ in steps]
-    for each in optimizer_steps(index):
+    for each in optimizer_steps(index.raw):
         end = each.info.start + each.info.duration  # with a closure it may begin before the step does
         at = int(np.searchsorted(begins, end, side="right")) - 1
         if at >= 0 and end <= steps[at].start + steps[at].duration:

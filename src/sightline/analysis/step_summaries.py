@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from sightline.analysis.memory import memory_of
-from sightline.analysis.optimizer_steps import OptimizerStep, optimizer_steps
 from sightline.data.index import Index
+from sightline.data.optimizer_steps import OptimizerStep, optimizer_steps
 from sightline.data.trace_data import I64, LEVELS, PHASES, REQUIRES_GRAD, StepInfo, TraceData
 from sightline.data.training_steps import innermost_steps, scaler_updates
 from sightline.errors import NothingMatched, UsageError
@@ -292,7 +292,7 @@ class _ScalarReader:
 
     @cached_property
     def _steps_of_optimizers(self) -> list[OptimizerStep]:
-        return optimizer_steps(self._index)
+        return optimizer_steps(self._data)
 
     def norm(self, step: StepInfo) -> float | None:
         """The norm of the gradients, as clipping computed it; else from the statistics of the gradients.
@@ -367,7 +367,9 @@ class _ScalarReader:
         if name in _QUOTIENTS and len(inputs) > 1:  # before the division it is a sum over tokens, not a loss
             return -1
         # Of the factors of a product, the one that is not a constant.
-        return next((each for each in inputs if values.flags[each] & REQUIRES_GRAD), inputs[0])
+        trained = [each for each in inputs if values.flags[each] & REQUIRES_GRAD]
+        computed = [each for each in inputs if self._producer(each)[0] not in ("", "tensor")]
+        return (trained or computed or inputs)[0]
 
     def _producer(self, value: int) -> tuple[str, list[int]]:
         """The bare name and the inputs of the op that produced a value; empty without one."""

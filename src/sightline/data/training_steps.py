@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sightline.data.optimizer_steps import clip_times, optimizer_steps
 from sightline.data.trace_data import (
     I32,
     I64,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 _FORWARD, _BACKWARD, _OPTIMIZER = (PHASES.index(name) for name in ("forward", "backward", "optimizer"))
 _WEIGHTS = tuple(map(KINDS.index, ("parameter", "buffer", "state")))
 _PARAMETER = KINDS.index("parameter")
-_LONGEST: Final = 1 << 51  #: nanoseconds
 _PAUSE: Final = (
     50_000_000  #: nanoseconds in which no batch is prepared: an optimizer is built, a file is read
 )
@@ -70,12 +70,6 @@ def contains_next(steps: Sequence[StepInfo], at: int) -> bool:
     return following.first_call < step.end_call
 
 
-def clip_times(step: StepInfo) -> StepInfo:
-    """A step with its times clipped: those of a damaged file may be any."""
-    start, duration = (min(max(time, 0), _LONGEST) for time in (step.start, step.duration))
-    return replace(step, start=start, duration=duration)
-
-
 def _inside(first: int, end: int, steps: Sequence[StepInfo]) -> bool:
     return any(step.first_op <= first and end <= step.end_op for step in steps)
 
@@ -88,7 +82,8 @@ class _StepEnd:
     end_op: int
     end_call: int
     time: int
-    weights: set[int] = field(default_factory=set)  #: the storages of the weights that were changed
+    #: The storages of the weights that were changed; below 0 the optimizer, which may change others next.
+    weights: set[int] = field(default_factory=set)
 
 
 class _Turns:
@@ -178,13 +173,15 @@ class _StepDetector:
 
     def _step_ends(self) -> list[_StepEnd]:
         """The ends of the steps in order; optimizers that take turns share one."""
-        marks = [
-            _StepEnd(step.first_op, step.end_op, step.end_call, step.start + step.duration)
-            for step in map(clip_times, self._data.steps)
-            if step.name == OPTIMIZER_STEP and not _inside(step.first_op, step.end_op, self._named)
-        ]
-        for mark in marks:
-            mark.weights = self._weights_read(mark.first_op, mark.end_op)
+        marks = []
+        for each in optimizer_steps(self._data):
+            step = each.info
+            if not _inside(step.first_op, step.end_op, self._named):
+                end = _StepEnd(step.first_op, step.end_op, step.end_call, step.start + step.duration)
+                end.weights = self._weights_read(step.first_op, step.end_op)
+                if end.weights and each.optimizer >= 0:
+                    end.weights.add(-2 - each.optimizer)  # -1 is no storage
+                marks.append(end)
         skipped = [
             each
             for each in self._skipped_steps(marks)

@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.fold import spread
-from sightline.analysis.optimizer_steps import optimizer_steps
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.training_loop_events import LoopRecord, RateCurve
 from sightline.analysis.step_kinds import StepContent, step_kinds
 from sightline.analysis.step_summaries import BackwardPasses, StepSummary
 from sightline.analysis.value_names import root_names
 from sightline.data.index import Index
+from sightline.data.optimizer_steps import optimizer_steps
 from sightline.data.trace_data import NO_GRAD, PHASES
 from sightline.hints import Hint
 from sightline.notation import bytes_text, number_text, time_text
@@ -59,7 +59,7 @@ def _optimizer_count(index: Index, steps: Sequence[StepSummary]) -> str:
 
     Optimizers of several groups of weights that step one right after the other count as one.
     """
-    every = optimizer_steps(index)
+    every = optimizer_steps(index.raw)
     turns = sum(each.follows_backward for each in every)
     different = turns != len(steps) if len(steps) > 1 else len(every) > 1 < turns
     return f", with {len(every):,} optimizer steps" if every and different else ""
@@ -98,8 +98,8 @@ def _losses_note(index: Index, steps: Sequence[StepSummary]) -> str:
         weights = {(passes.divided_before, passes.divided_after) for passes in every}
         if len(sources) == len(weights) == 1:
             before, after = weights.pop()
-            parts += [f"which the program had divided by {number_text(before)}"] if before != 1 else []
-            parts += [f"which the program then divides by {number_text(after)}"] if after != 1 else []
+            parts += [f"which the program had {_scaling(before)}"] if before != 1 else []
+            parts += [f"which the program then {_scaling(after, 's')}"] if after != 1 else []
             summed = all_known and all(passes.adds_up for passes in several)
             parts += [f"and their sum{' after that' * (after != 1)}"] if summed else []
     return ", ".join(parts)
@@ -124,9 +124,16 @@ def _range(counts: Collection[int]) -> str:
 def _division(passes: BackwardPasses) -> str:
     """What the program had done to a loss that is shown, or does to it before its backward pass."""
     before, after = passes.divided_before, passes.divided_after
-    texts = [f"already divided by {number_text(before)}"] if before != 1 else []
-    texts += [f"then divided by {number_text(after)}"] if after != 1 else []
+    texts = [f"already {_scaling(before)}"] if before != 1 else []
+    texts += [f"then {_scaling(after)}"] if after != 1 else []
     return f" ({', '.join(texts)})" if texts else ""
+
+
+def _scaling(divisor: float, ending: str = "d") -> str:
+    """``divided by 2``, or ``multiplied by 2``."""
+    if 0 < divisor < 1:
+        return f"multiplie{ending} by {number_text(1 / divisor)}"
+    return f"divide{ending} by {number_text(divisor)}"
 
 
 def _outside_steps(index: Index, steps: Sequence[StepSummary]) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from sightline.data.index import Index
-from sightline.data.trace_data import OPTIMIZER_STEP, PHASES, StepInfo
-from sightline.data.training_steps import clip_times
+from sightline.data.trace_data import OPTIMIZER_STEP, PHASES, StepInfo, TraceData
 
 _BACKWARD: Final = PHASES.index("backward")
-_LATEST: Final = 1 << 60  #: nanoseconds; those of a damaged file may be any
+_LATEST: Final = 1 << 51  #: nanoseconds; the times of a damaged file may be any
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +22,30 @@ class OptimizerStep:
     follows_backward: bool  #: a backward pass ran after the optimizer step before it
 
 
-def optimizer_steps(index: Index) -> list[OptimizerStep]:
+def optimizer_steps(data: TraceData) -> list[OptimizerStep]:
     """Every step of an optimizer in the order they began. Of a long run the first ones have an optimizer."""
-    phases = index.raw.ops.phase
+    phases = data.ops.phase
     infos = sorted(
-        (clip_times(step) for step in index.raw.steps if step.name == OPTIMIZER_STEP),
+        (clip_times(step) for step in data.steps if step.name == OPTIMIZER_STEP),
         key=lambda step: (step.start, step.first_op),
     )
     steps, end = [], 0
-    for info, optimizer in zip(infos, _optimizers_of(index, infos), strict=True):
+    for info, optimizer in zip(infos, _optimizers_of(data, infos), strict=True):
         backward = bool((phases[end : info.end_op] == _BACKWARD).any())
         steps.append(OptimizerStep(info, optimizer, backward))
         end = max(end, info.end_op)
     return steps
 
 
-def _optimizers_of(index: Index, infos: list[StepInfo]) -> list[int]:
+def _optimizers_of(data: TraceData, infos: list[StepInfo]) -> list[int]:
     """The optimizer of each step. Its time was noted right before the step began."""
-    training = index.raw.info.get("training")
+    training = data.info.get("training")
     training = training if isinstance(training, dict) else {}
     listed, count = _list(training.get("optimizers")), training.get("count")
     if len(listed) == 1 and type(count) is int and count >= len(infos):
         return [0] * len(infos)
     rows = [
-        (min(max(row[1], 0), _LATEST), row[0])
+        (_clip(row[1]), row[0])
         for row in _list(training.get("steps"))
         if isinstance(row, list) and len(row) > 1 and all(type(number) is int for number in row[:2])
         and 0 <= row[0] < len(listed)
@@ -61,6 +59,15 @@ def _optimizers_of(index: Index, infos: list[StepInfo]) -> list[int]:
     if not any(places) and len(rows) != 1 and owners:  # the steps of these rows were not kept
         owners[0] = -1
     return owners
+
+
+def clip_times(step: StepInfo) -> StepInfo:
+    """A step with its times clipped: those of a damaged file may be any."""
+    return replace(step, start=_clip(step.start), duration=_clip(step.duration))
+
+
+def _clip(time: int) -> int:
+    return min(max(time, 0), _LATEST)
 
 
 def _list(entry: Any) -> list[Any]:
