@@ -20,16 +20,20 @@ def audit_one_step(run: Run) -> Auditor:
         truth = run.truth.step(number, facts)
         skipped = (0,) if number in facts.skipped else ()
         names = facts.step_names[number : number + 1]
-        losses = run.losses[number * facts.backwards : (number + 1) * facts.backwards]
         one = replace(
-            facts, steps=1, skipped=skipped, step_names=names, gradients=facts.gradients // facts.steps
+            facts,
+            steps=1,
+            skipped=skipped,
+            step_names=names,
+            gradients=facts.gradients // facts.steps,
+            contents=(facts.content(number),),
         )
         part = replace(
             run,
             program=replace(run.program, facts=one),
             truth=truth,
             trace=run.trace.step(number),
-            losses=losses,
+            losses=run.losses[facts.passes(number)],
             name=f"{run.name}, step {number}",
             number=number,
         )

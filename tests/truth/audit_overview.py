@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ _OPS = re.compile(r"(?P<total>[\d,]+) (?:\((?P<parts>.+)\)|(?P<phase>\w+))")
 _MODULES = re.compile(r"(?P<modules>[\d,]+) called, (?P<calls>[\d,]+) calls?")
 _VALUES = re.compile(rf"(?P<values>[\d,]+) in (?P<storages>[\d,]+) storages of (?P<size>{q.SIZE})"
                      r"(?: · (?P<external>[\d,]+) external)?(?: · (?P<evicted>[\d,]+) evicted)?")  # fmt: skip
-_STEPS = re.compile(rf"(?P<count>[\d,]+), (?P<time>{q.TIME})(?P<median> at the median)?"
+_STEPS = re.compile(rf"(?P<count>[\d,]+)(?:, with (?P<optimizers>[\d,]+) optimizer steps)?, "
+                    rf"(?P<time>{q.TIME})(?P<median> at the median)?, recording included"
                     r"(?:; loss (?P<loss>[^;]+))?(?P<skipped>; skipped by the scaler)?"
                     r"; step=(?P<last>\d+) shows one")  # fmt: skip
 _STEP = re.compile(
-    rf"(?P<name>[^,]+), (?P<time>{q.TIME})(?:; loss (?P<loss>.+?))?(?P<skipped>; skipped by the scaler)?"
+    rf"(?P<name>[^,]+), (?P<time>{q.TIME}), recording included(?:; loss (?P<loss>.+?))?"
+    r"(?P<skipped>; skipped by the scaler)?"
 )
 _HOST = re.compile(
     rf"(?P<total>{q.TIME})(?:, (?P<inside>{q.TIME}) in ops)? (?:\((?P<parts>.+)\)|(?P<phase>\w+))"
@@ -36,7 +39,10 @@ _OUTSIDE = re.compile(
 )
 #: Where a program makes a loss infinite, so that the scaler of gradients skips the step.
 _OVERFLOW = re.compile(r"loss = loss \* float\('inf'\)")
-_CALLED = re.compile(r"(?P<name>.+?)(?: ×(?P<count>\d+))?")
+_CALLED = re.compile(r"(?P<name>.+?)(?: ×(?P<count>\d+)(?:…(?P<most>\d+))?)?")
+_KIND = re.compile(
+    r"(?:steps? (?P<first>\d+)(?:…(?P<last>\d+))?|(?P<count>[\d,]+) of (?P<of>[\d,]+) steps): (?P<content>.+)"
+)
 _REPEATED = re.compile(
     rf"(?P<name>.+) ×(?P<count>[\d,]+), (?P<time>{q.TIME}) at the median; the first (?P<first>{q.TIME})"
     r"(?:, on (?P<given>[^;]+); the last on (?P<last>[^;]+))?"
@@ -53,6 +59,22 @@ _KEYS = {
     "share: of the host time": "",
     "time: with the backward pass": "",
 }
+
+
+def _ends(counts: Sequence[int]) -> tuple[int, int]:
+    return min(counts), max(counts)
+
+
+def _name(text: str) -> str:
+    match = _CALLED.fullmatch(text)
+    return match["name"] if match else text
+
+
+def _stated_ends(match: re.Match[str] | None) -> tuple[int, int]:
+    """The least and the most of ``D ×3``, ``D ×1…3`` or ``D``."""
+    assert match is not None
+    count = int(match["count"] or 1)
+    return count, int(match["most"] or count)
 
 
 def audit_overview(run: Run) -> Auditor:
@@ -191,6 +213,11 @@ class OverviewAuditor(Auditor):
         count = int(match["count"].replace(",", ""))
         self.equal(count, self.facts.steps, "number of steps", text)
         self.equal(bool(match["median"]), count > 1, "at the median", text)
+        if match["optimizers"]:
+            stated = int(match["optimizers"].replace(",", ""))
+            self.equal(stated, len(self.truth.steps), "steps of optimizers", text)
+        elif count > 1 and self._turns() != count:
+            self.expect(False, "steps of optimizers", text, len(self.truth.steps))
         self.expect(q.duration(match["time"]).value <= self.run.wall, "time of a step", text, self.run.wall)
         last = self.run.number + self.facts.steps - 1
         named = self.facts.step_names and not self.facts.step_names[-1].isdigit()
@@ -200,6 +227,10 @@ class OverviewAuditor(Auditor):
         elif count == 1 and self.facts.loss_read:
             self.expect(False, "loss", text, f"the program read it: {self.steps.loss_text(0)}")
         self.equal(bool(match["skipped"]), count == 1 and 0 in self.facts.skipped, "skipped", text)
+
+    def _turns(self) -> int:
+        """How many steps of optimizers there are; those without a backward pass between them count as one."""
+        return len({step.backwards for step in self.truth.steps})
 
     def _step(self, text: str) -> None:
         """The one step that this screen is about."""
@@ -216,27 +247,46 @@ class OverviewAuditor(Auditor):
 
     def _loss(self, text: str) -> None:
         """Whose losses are shown, and what the program divides them by."""
-        counts = [int(each) for each in re.findall(r"the (\d+) backward passes of a step", text)]
-        lines = [int(each) for each in re.findall(rf"{re.escape(self.run.path.name)}:(\d+)", text)]
-        divided = re.search(rf"divide[sd] by ({q.FLOAT})", text)
-        rest = re.sub(r"of the backward passes at [^ ,]+:\d+(?:, [^ ,]+:\d+)*,? ?", "", text)
-        rest = re.sub(
-            r"(the range over the|known of [\d,]+ of the) \d+ backward passes of a step,? ?", "", rest
+        ranged = re.search(
+            r"(?:the range over the|known of [\d…]+ of the) (\d+)(?:…(\d+))? backward passes "
+            r"of (?:a step|(\d+) of the steps)(?:, |$)",
+            text,
         )
-        rest = re.sub(rf"which the program (had divided|then divides) by {q.FLOAT},? ?", "", rest)
-        rest = rest.removesuffix("after that").removesuffix("and their sum ")
-        rest = rest.removesuffix("and their sum")
+        file = re.escape(self.run.path.name)
+        place = rf"{file}:\d+(?: again)?(?: \([^)]+\))?(?: in \d+ of the steps)?"
+        lines = [int(each) for each in re.findall(rf"{file}:(\d+)", text)]
+        divided = re.search(rf"(?:divide|multiplie)[sd] by ({q.FLOAT})", text)
+        rest = text.replace(ranged[0], "") if ranged else text
+        rest = re.sub(rf"of the backward passes at {place}(?:(?:, | and ){place})*(?:, )?", "", rest)
+        rest = re.sub(rf"which the program (had|then) (?:divide|multiplie)[sd] by {q.FLOAT}(?:, )?", "", rest)
+        rest = re.sub(r"and their sum( after that)?$", "", rest)
         self.equal(rest.strip(" ,"), "", "what is said of losses", text)
         passes = self.truth.backwards
-        for count in counts:
-            by_line = Counter(each.line for each in passes[: self.facts.backwards])
-            self.expect(count in by_line.values(), "backward passes of a step", text, by_line)
+        if ranged:
+            self._check_range_of_losses(ranged, text)
         for line in lines:
             self.expect(
                 line in {each.line for each in passes}, "line of a backward pass", text, "no pass there"
             )
+        for count in re.findall(r"in (\d+) of the steps", text):
+            steps = range(self.facts.steps)
+            counts = Counter(
+                line for step in steps for line in {each.line for each in passes[self.facts.passes(step)]}
+            )
+            self.expect(int(count) in counts.values(), "steps with a backward pass", text, counts)
         if divided:
             self.expect(float(divided[1]) > 1, "divisor of a loss", text, self.facts.loss_divisor)
+
+    def _check_range_of_losses(self, ranged: re.Match[str], text: str) -> None:
+        """How many backward passes an expression makes in a step, and in how many steps several."""
+        counts = [
+            max(Counter(each.place for each in self.truth.backwards[self.facts.passes(step)]).values())
+            for step in range(self.facts.steps)
+        ]
+        several = [count for count in counts if count > 1] if ranged[3] else counts
+        ends = int(ranged[1]), int(ranged[2] or ranged[1])
+        self.equal(ends, (min(several), max(several)), "backward passes of a step", text)
+        self.equal(int(ranged[3] or len(counts)), len(several), "steps with several passes", text)
 
     def _outside_calls(self) -> list[Any]:
         """Outermost calls of modules that belong to no training step."""
@@ -259,26 +309,78 @@ class OverviewAuditor(Auditor):
             self.equal(stated, len(self._outside_calls()), "calls outside of the steps", text)
 
     def _one_step(self, text: str) -> None:
+        """What one step does, or one of each kind: each step must be one of those that are described."""
+        every, lines = range(self.facts.steps), text.split("\n")
+        if len(lines) == 1:
+            self._content(text, every)
+            return
+        stated = 0
+        for each in lines:
+            match = _KIND.fullmatch(each)
+            if match is None:
+                self.unknown(each)
+                return
+            if match["of"]:
+                self.equal(int(match["of"]), len(every), "number of steps", each)
+            stated += int(match["count"] or int(match["last"] or match["first"]) - int(match["first"]) + 1)
+            if "other kind" in match["content"] or match["content"] == "another kind":
+                continue
+            names = [_name(part) for part in match["content"].partition("; ")[0].split(", ")]
+            modules = Counter(map(self.steps.type_of, names))
+            classes = self._optimizer_classes(match["content"])
+            steps = [
+                step
+                for step in every
+                if Counter(map(self.steps.type_of, self.facts.content(step).calls)) == modules
+                and self._are_optimizers(step, classes)
+            ]
+            if match["first"]:
+                stretch = range(int(match["first"]), int(match["last"] or match["first"]) + 1)
+                self.equal([self.run.number + step for step in steps], list(stretch), "steps of a kind", each)
+            else:
+                self.equal(len(steps), int(match["count"]), "steps of a kind", each)
+            self._content(match["content"], steps)
+        self.equal(stated, len(every), "steps of all kinds", text)
+
+    def _content(self, text: str, steps: Sequence[int]) -> None:
+        """The modules, the backward passes and the optimizers of some steps of one kind."""
+        if not steps:
+            return
         parts = text.split("; ")
-        called = self._called(parts.pop(0))
-        self.equal(called, self.steps.called(), "modules of one step", text)
-        backwards = 0
+        stated, contents = self._called(parts.pop(0)), [self.facts.content(step) for step in steps]
+        called = [self.steps.called(step) for step in steps]
+        truth = {name: _ends([each[name] for each in called]) for name in set().union(*called)}
+        self.equal(stated, truth, "modules of one step", text)
+        backwards = 0, 0
         if parts and parts[0].startswith("backward"):
             match = _CALLED.fullmatch(parts.pop(0))
-            backwards = int(match["count"] or 1) if match else 0
-        self.equal(backwards, self.facts.backwards, "backward passes of one step", text)
-        steps = 0 if self.one and self.facts.skipped else 1  # a scaler that skips a step calls no optimizer
-        self.equal(len(parts), steps, "optimizers of one step", text)
+            backwards = _stated_ends(match)
+        self.equal(
+            backwards, _ends([each.backwards for each in contents]), "backward passes of one step", text
+        )
+        # A scaler that skips a step calls no optimizer.
+        stepping = [step for step in steps if step not in self.facts.skipped]
+        self.equal(len(parts), 1 if stepping else 0, "optimizers of one step", text)
         for part in parts:
-            check_rates(self, part, self.truth)
+            check_rates(self, part, self.truth, self.facts.content(stepping[0]).optimizers)
 
-    def _called(self, text: str) -> Counter[str]:
-        """The classes of the modules that a step calls; variables are known by construction."""
-        counts: Counter[str] = Counter()
+    def _optimizer_classes(self, text: str) -> Counter[str]:
+        last = text.rpartition("; ")[2]
+        parts = [] if last.startswith("backward") else re.split(r", (?![^(]*\))", last)
+        return Counter(part.partition(" ")[0] for part in parts)
+
+    def _are_optimizers(self, step: int, classes: Counter[str]) -> bool:
+        numbers = self.facts.content(step).optimizers
+        return classes == Counter(type(self.truth.optimizers[number]).__name__ for number in numbers)
+
+    def _called(self, text: str) -> dict[str, tuple[int, int]]:
+        """How often the classes of modules are called; variables are known by construction."""
+        counts: dict[str, tuple[int, int]] = {}
         for part in text.split(", "):
             match = _CALLED.fullmatch(part)
-            assert match is not None
-            counts[self.steps.type_of(match["name"])] += int(match["count"] or 1)
+            name, (low, high) = self.steps.type_of(match["name"] if match else part), _stated_ends(match)
+            known = counts.get(name, (0, 0))
+            counts[name] = known[0] + low, known[1] + high
         return counts
 
     def _calls(self, text: str) -> None:

@@ -34,24 +34,25 @@ class StepTruth:
         """The class that a name of a module stands for: a variable, or a class itself."""
         return self.facts.types.get(name, self.run.program.type if name == "model" else name)
 
-    def called(self) -> Counter[str]:
-        """The classes of the modules that one step calls."""
+    def called(self, step: int) -> Counter[str]:
+        """The classes of the modules that a step calls."""
         counts: Counter[str] = Counter()
-        for name, count in self.facts.calls.items():
+        for name, count in self.facts.content(step).calls.items():
             counts[self.type_of(name)] += count
         return counts
 
     # -- losses ----------------------------------------------------------------------------------------------
 
     def losses(self, step: int) -> list[list[float]]:
-        """The losses of a step, by the line of `backward`."""
-        first = step * self.facts.backwards
+        """The losses of a step, by the expression of `backward`."""
+        passes = self.truth.backwards[self.facts.passes(step)]
+        losses = [each.loss for each in passes]
         if self.facts.collected:
-            return [[loss] for loss in self.run.losses[first : first + self.facts.backwards]]
-        by_line: dict[int, list[float]] = {}
-        for each in self.truth.backwards[first : first + self.facts.backwards]:
-            by_line.setdefault(each.line, []).append(each.loss)
-        return list(by_line.values())
+            losses = self.run.losses[self.facts.passes(step)]
+        groups: dict[tuple[int, int], list[float]] = {}
+        for each, loss in zip(passes, losses, strict=True):
+            groups.setdefault(each.place, []).append(loss)
+        return list(groups.values())
 
     def loss_text(self, step: int) -> str:
         """The losses of a step, for a message."""
@@ -62,7 +63,7 @@ class StepTruth:
         """Whether a text says the losses of a step: a number or a range for each line, in order."""
         groups = self.losses(step)
         parts = [part for part in re.split(r", |; ", text) if not part.startswith("sum ")]
-        if len(parts) > len(groups) or not self._are_sums(text):
+        if len(parts) > len(groups) or not self._are_sums(step, text):
             return False
         at = 0
         for part in parts:  # a loss that the program did not read is not known
@@ -73,21 +74,15 @@ class StepTruth:
             at += 1
         return True
 
-    def _are_sums(self, text: str) -> bool:
-        """Whether each sum is that of the losses of a line, as the program adds them up."""
-        whole = [abs(sum(group)) for losses in (self.losses(each) for each in range(self.facts.steps))
-                 for group in losses]  # fmt: skip
+    def _are_sums(self, step: int, text: str) -> bool:
+        """Whether each sum is that of losses, as weighted, whose gradients one update uses."""
+        passes = self.truth.backwards[self.facts.passes(step)]
+        groups: dict[tuple[int, ...], list[float]] = {}
+        for each in passes:
+            groups.setdefault((*each.place, each.updates), []).append(each.loss)
+        whole = [sum(losses) for losses in groups.values() if len(losses) > 1]
         stated = [q.number(each) for each in re.findall(rf"sum ({q.FLOAT})", text)]
-        scales = {1, self.facts.loss_divisor, self.facts.backwards}
-        return all(
-            any(
-                abs_number.holds(sign * each * scale)
-                for each in whole
-                for scale in scales
-                for sign in (1, -1)
-            )
-            for abs_number in stated
-        )
+        return all(any(each.holds(loss) for loss in whole) for each in stated)
 
     def _is_range(self, text: str, losses: Sequence[float]) -> bool:
         ends = [q.number(end) for end in text.split("…")]
@@ -152,12 +147,9 @@ class StepTruth:
         each = len(self.truth.norms) // max(self.facts.steps, 1)
         if each:  # the norm before it is clipped
             return self.truth.norms[(step + 1) * each - 1]
-        stepped = [number for number in range(self.facts.steps) if number not in self.facts.skipped]
-        if step not in stepped:
+        if step in self.facts.skipped:
             return math.inf
-        optimizers = len(self.truth.steps) // len(stepped)
-        first = stepped.index(step) * optimizers
-        mine = self.truth.steps[first : first + optimizers]
+        mine = self.truth.steps[self.facts.optimizer_steps(step)]
         return math.sqrt(sum(each.norm**2 for each in mine))
 
     def _check_notes(self, auditor: Auditor, step: int, notes: Sequence[str]) -> None:
@@ -180,14 +172,17 @@ class StepTruth:
                 auditor.equal(stated, [counts[step], most], "ops of a step", f"step {step}: {note}")
 
 
-def check_rates(auditor: Auditor, text: str, truth: Truth) -> None:
-    """``AdamW (lr 0 → 0.001 → 3e-05) ×2, SGD (lr 0.1)``: optimizers and the turning points of their rates."""
+def check_rates(auditor: Auditor, text: str, truth: Truth, stepping: Sequence[int]) -> None:
+    """``AdamW (lr 0 → 0.001 → 3e-05) ×2, SGD (lr 0.1)``: the optimizers of a step and their rates' turns.
+
+    ``stepping`` are those that step in it, as often as they do.
+    """
     stated: Counter[str] = Counter()
-    rates = {
-        number: [step.rate for step in truth.steps if step.optimizer == number]
-        for number in range(len(truth.optimizers))
+    free = {
+        (number, time): [step.rate for step in truth.steps if step.optimizer == number]
+        for number, times in Counter(stepping).items()
+        for time in range(times)
     }
-    free = dict(rates)
     for part in re.split(r", (?![^(]*\))", text):
         match = _OPTIMIZER.fullmatch(part)
         if match is None:
@@ -196,14 +191,15 @@ def check_rates(auditor: Auditor, text: str, truth: Truth) -> None:
         for _ in range(int(match["count"] or 1)):
             kind = match["type"]
             stated[kind] += 1
-            candidates = [n for n in free if type(truth.optimizers[n]).__name__ == kind]
-            fitting = [n for n in candidates if is_course(match["rates"] or "", free[n])]
+            candidates = [key for key in free if type(truth.optimizers[key[0]]).__name__ == kind]
+            fitting = [key for key in candidates if is_course(match["rates"] or "", free[key])]
             auditor.expect(
                 bool(fitting), "learning rates", part, {n: turning_points(free[n]) for n in candidates}
             )
-            for number in fitting[:1] or candidates[:1]:
-                del free[number]
-    auditor.equal(stated, Counter(type(each).__name__ for each in truth.optimizers), "optimizers", text)
+            for key in fitting[:1] or candidates[:1]:
+                del free[key]
+    truths = Counter(type(truth.optimizers[number]).__name__ for number in stepping)
+    auditor.equal(stated, truths, "optimizers", text)
 
 
 def turning_points(rates: Sequence[float]) -> list[float]:

@@ -76,6 +76,13 @@ class Backward:
 
     loss: float
     line: int
+    column: int
+    updates: int  #: the same for passes whose gradients one step of an optimizer uses together
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the expression is."""
+        return self.line, self.column
 
 
 @dataclass
@@ -145,18 +152,15 @@ class Truth:
             for at, call in enumerate(self.calls)
             if call.parent < 0 and call.phase == "forward" and not call.evaluation
         ]
-        each = sum(facts.calls.values())
-        first, end = starts[number * each], [*starts, len(self.calls)][(number + 1) * each]
+        counts = [sum(facts.content(each).calls.values()) for each in range(number + 1)]
+        first, end = starts[sum(counts[:-1])], [*starts, len(self.calls)][sum(counts)]
         chosen = [at for at in range(first, end) if not self._in_evaluation(at)]
         places = {at: place for place, at in enumerate(chosen)} | {-1: -1}
-        stepped = [at for at in range(facts.steps) if at not in facts.skipped]
-        optimizers = len(self.steps) // max(len(stepped), 1)
-        mine = stepped.index(number) if number in stepped else len(stepped)
         return replace(
             self,
             calls=[replace(self.calls[at], parent=places[self.calls[at].parent]) for at in chosen],
-            backwards=self.backwards[number * facts.backwards : (number + 1) * facts.backwards],
-            steps=self.steps[mine * optimizers : (mine + 1) * optimizers],
+            backwards=self.backwards[facts.passes(number)],
+            steps=self.steps[facts.optimizer_steps(number)],
             ops=Counter(),
             flops_known=False,
             lines_known=False,
@@ -338,7 +342,10 @@ class Observer:
             loss = float("nan")
             if tensor.numel() == 1:
                 loss = _number(tensor)
-            self.truth.backwards.append(Backward(loss, line))
+            updates = sum(step.calls >= 0 for step in self.truth.steps)
+            if self._in_optimizer:  # of a closure, whose gradients no other pass adds to
+                updates = -len(self.truth.backwards) - 1
+            self.truth.backwards.append(Backward(loss, line, self._column(sys._getframe(1)), updates))
             self._in_backward += 1
             try:
                 return original(tensor, *args, **kwargs)
@@ -398,6 +405,13 @@ class Observer:
         self.truth.detached[phase] += func is torch.ops.aten.detach.default
         self.truth.op_lines[phase, line] += func is not torch.ops.aten.detach.default
         return phase
+
+    def _column(self, frame: FrameType | None) -> int:
+        """The column of the innermost expression of the program that runs."""
+        while frame is not None and frame.f_code.co_filename != self.truth.file:
+            frame = frame.f_back
+        positions = [] if frame is None else list(frame.f_code.co_positions())
+        return (positions[frame.f_lasti // 2][2] or 0) if frame is not None else 0
 
     def _place(self, frame: FrameType | None) -> tuple[int, bool, bool]:
         """The innermost line of the program, whether it belongs to an evaluation, or to a closure."""

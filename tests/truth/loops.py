@@ -16,10 +16,19 @@ from tests.truth.architectures import Architecture
 
 
 @dataclass(frozen=True)
+class Content:
+    """What one training step does."""
+
+    calls: dict[str, int]  #: outermost calls by variable
+    backwards: int = 1
+    optimizers: tuple[int, ...] = (0,)  #: which of them step, numbered in the order of their first steps
+
+
+@dataclass(frozen=True)
 class Facts:
     """The truth about a program that follows from its text."""
 
-    steps: int  #: how often all optimizers have stepped
+    steps: int
     calls: dict[str, int] = field(default_factory=dict)  #: outermost calls in one step, by variable
     types: dict[str, str] = field(default_factory=dict)  #: classes of these variables but `model`
     backwards: int = 1  #: in one step
@@ -39,6 +48,25 @@ class Facts:
     compiled: bool = False  #: whether `torch.compile` runs inside
     distributed: bool = False  #: whether torch wraps the model for several processes
     parallel: bool = False  #: whether several threads run modules
+    contents: tuple[Content, ...] = ()  #: of each step, where they differ
+
+    def content(self, step: int) -> Content:
+        """What a step does."""
+        if self.contents:
+            return self.contents[step]
+        return Content(self.calls, self.backwards, tuple(range(len(self.optimizers))))
+
+    def passes(self, step: int) -> slice:
+        """Which of all backward passes a step makes."""
+        first = sum(self.content(each).backwards for each in range(step))
+        return slice(first, first + self.content(step).backwards)
+
+    def optimizer_steps(self, step: int) -> slice:
+        """Which of all steps of optimizers it makes; none where a scaler skips it."""
+        counts = [
+            0 if each in self.skipped else len(self.content(each).optimizers) for each in range(step + 1)
+        ]
+        return slice(sum(counts[:-1]), sum(counts))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from textwrap import indent
 from typing import Any
 
-from tests.truth import loops_of_models, loops_of_training
+from tests.truth import loops_of_kinds, loops_of_models, loops_of_training
 from tests.truth.architectures import ARCHITECTURES, Architecture
 from tests.truth.loops import LOOPS, Facts, Loop
 
@@ -44,7 +44,7 @@ if __name__ == "__main__":
 '''
 
 #: The modules that register the kinds of loops.
-REGISTERED = (loops_of_training, loops_of_models)
+REGISTERED = (loops_of_training, loops_of_models, loops_of_kinds)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,18 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Run:
         return run(generate(5, "plain", "regression"), tmp_path_factory.mktemp("honest"))
 
 
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose critic steps twice before its generator steps once, in each of two rounds."""
+    seeds = (seed for seed in range(1000) if _has_two_rounds(generate(seed, "unequal_turns", "regression")))
+    return run(generate(next(seeds), "unequal_turns", "regression"), tmp_path_factory.mktemp("turns"))
+
+
+def _has_two_rounds(program: Program) -> bool:
+    lines = "for i in range(2):", "for _ in range(2):", "torch.optim.SGD(D.parameters(), lr=0.002)"
+    return not program.options and all(line in program.source for line in lines)
+
+
 @pytest.mark.parametrize(
     ("said", "lie"),
     [
@@ -78,6 +90,25 @@ def test_the_auditor_finds_a_lie(honest: Run, said: str, lie: str) -> None:
     assert said in text
     before = OverviewAuditor(honest, text).audit().findings
     assert len(OverviewAuditor(honest, text.replace(said, lie, 1)).audit().findings) > len(before)
+
+
+@pytest.mark.parametrize(
+    ("said", "lie"),
+    [
+        ("of 4 steps: ", "of 5 steps: "),
+        ("2 of 4 steps: G, ", "3 of 4 steps: G, "),
+        ("G, D ×2; backward; ", "G, D ×3; backward; "),
+        ("backward; SGD (lr 0.002)", "backward; SGD (lr 0.002), SGD (lr 0.001)"),
+        (", with 6 optimizer steps", ", with 4 optimizer steps"),
+        (", with 6 optimizer steps", ""),
+        ("in 2 of the steps", "in 3 of the steps"),
+    ],
+)
+def test_the_auditor_finds_a_lie_about_steps_that_differ(said: str, lie: str, turns: Run) -> None:
+    text = str(turns.trace)
+    assert said in text
+    assert not OverviewAuditor(turns, text).audit().findings
+    assert OverviewAuditor(turns, text.replace(said, lie, 1)).audit().findings
 
 
 def test_the_auditor_finds_other_truths(honest: Run) -> None:

@@ -111,7 +111,7 @@ def test_steps_tensors_statistics_and_checks() -> None:
             with sl.step(f"step{number}"):
                 model(torch.ones(4, 3)).log()
     view = overview(t)
-    assert re.fullmatch(r"2, .* at the median; step=1 shows one", fact(view, "steps"))
+    assert re.fullmatch(r"2, .* at the median, recording included; step=1 shows one", fact(view, "steps"))
     assert fact(view, "tensors") == "2 kept, 64 B"
     assert "values measured" in fact(view, "stats")
     assert not fact(view, "check")

@@ -116,7 +116,9 @@ def test_one_step_is_a_line_and_none_is_nothing() -> None:
     index = TraceBuilder().build().index
     assert step_lines(index, []) == []
     lines = step_lines(index, [facts(0, losses=((2.0,),))])
-    assert [line.text for line in lines] == ["steps     1, 1.00 ms; loss 2; step=0 shows one"]
+    assert [line.text for line in lines] == [
+        "steps     1, 1.00 ms, recording included; loss 2; step=0 shows one"
+    ]
 
 
 def test_the_peak_of_a_step_is_its_own() -> None:

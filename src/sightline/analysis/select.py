@@ -16,6 +16,7 @@ installed package, which calls it twenty frames further down. Where no module wa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from sightline.argument_checks import argument_text
 from sightline.data.file_owners import installed_file, torch_file
 from sightline.data.index import Index
-from sightline.data.trace_data import FLAVOURS, LEVELS, PHASES, TraceData
+from sightline.data.trace_data import FLAVOURS, LEVELS, PHASES, ModuleInfo, TraceData
 from sightline.errors import NothingMatched, UsageError
 from sightline.hints import Hint
 from sightline.patterns import choices_text, did_you_mean, module_matches, no_module_matched, op_matches
@@ -125,14 +126,23 @@ class Selection:
                 inside.append(matched[module] or (parent >= 0 and inside[parent]))  # a parent comes first
             mask = np.array(inside, dtype=np.bool_)
         if self.depth is not None:
-            paths = [module.path for module in modules]
-            depths = np.array([path.count(".") + 1 if path else 0 for path in paths], dtype=np.int32)
+            depths = np.array([module_depth(modules, id) for id in range(len(modules))], dtype=np.int32)
             mask &= depths[calls.module] <= self.depth
         return mask
 
     def _text(self) -> str:
         texts = [f"{Hint.option(name, value)}" for name, value in self.filters.items()]
         return texts[0] if len(texts) == 1 else f"The combination {', '.join(texts)}"
+
+
+def module_depth(modules: Sequence[ModuleInfo], id: int) -> int:
+    """How deep a module is in its model, which has depth 0 itself, whatever its path begins with."""
+    path, root = modules[id].path, modules[modules[id].root].path
+    return _segments(path) - _segments(root)
+
+
+def _segments(path: str) -> int:
+    return path.count(".") + 1 if path else 0
 
 
 def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from sightline.data import trace_data as d
 from sightline.data.index import Index
+from sightline.data.optimizer_steps import clip_times
 
 T = TypeVar("T")
 Bools = NDArray[np.bool_]
@@ -137,17 +139,18 @@ class _Excerpt:
         rows, optimizers = (
             part if isinstance(part := info.get(name), list) else [] for name in ("steps", "optimizers")
         )
-        ends = self._span.start, self._end_time
+        marks = self._optimizer_marks
+        begin = self._span.start  # an optimizer that calls a closure may have begun before
+        since = max((end for mark in marks if (end := mark.start + mark.duration) < begin), default=0)
         steps = [
-            [row[0], row[1] - ends[0], *row[2:]]
+            [row[0], max(row[1] - begin, 0), *row[2:]]
             for row in rows
             if isinstance(row, list) and len(row) > 1 and type(row[0]) is type(row[1]) is int
-            and ends[0] <= row[1] < ends[1]
+            and since <= row[1] < self._end_time
         ]  # fmt: skip
         stepped = Counter(row[0] for row in steps)
-        if not stepped and len(optimizers) == 1:  # of a long run only the first steps are recorded
-            marks = [step.first_op for step in self._data.steps if step.name == d.OPTIMIZER_STEP]
-            stepped = Counter({0: sum(self._span.first_op <= op < self._span.end_op for op in marks)})
+        if len(optimizers) == 1:  # of a long run only the first steps are recorded
+            stepped = Counter({0: max(len(self._steps_of_optimizers()), len(steps))})
         new = {old: at for at, old in enumerate(sorted(stepped)) if 0 <= old < len(optimizers)}
         kept = [
             {key: item for key, item in optimizers[old].items() if key != "rates"} | {"steps": stepped[old]}
@@ -160,24 +163,54 @@ class _Excerpt:
         }  # fmt: skip
 
     def _steps(self) -> list[d.StepInfo]:
-        """The steps inside the span."""
+        """The steps inside the span, and the stretches in which optimizers stepped."""
         span = self._span
-        return [
+        steps = [
             d.StepInfo(
                 step.name, step.first_op - span.first_op, step.end_op - span.first_op,
                 int(self._calls[: step.first_call].sum()), int(self._calls[: step.end_call].sum()),
                 step.start - span.start, step.duration,
             )
+            for step in [*self._named_steps(), *self._steps_of_optimizers()]
+        ]  # fmt: skip
+        return sorted(steps, key=lambda step: step.first_op)
+
+    def _named_steps(self) -> list[d.StepInfo]:
+        span = self._span
+        return [
+            step
             for step in self._index.step_infos
             if span.first_op <= step.first_op and step.end_op <= span.end_op
             and span.first_call <= step.first_call and step.end_call <= span.end_call
         ]  # fmt: skip
 
+    def _steps_of_optimizers(self) -> list[d.StepInfo]:
+        """Those that end in the span, without what comes before it."""
+        span, steps = self._span, []
+        for step in self._optimizer_marks:
+            end = step.start + step.duration
+            if span.start <= end <= self._end_time and span.first_op <= step.end_op <= span.end_op:
+                first_op, first_call = (
+                    max(step.first_op, span.first_op),
+                    max(step.first_call, span.first_call),
+                )
+                start = max(step.start, span.start)
+                steps.append(
+                    d.StepInfo(
+                        step.name, first_op, step.end_op, first_call, step.end_call, start, end - start
+                    )
+                )
+        return steps
+
+    @cached_property
+    def _optimizer_marks(self) -> list[d.StepInfo]:
+        return [clip_times(step) for step in self._data.steps if step.name == d.OPTIMIZER_STEP]
+
     def _captures(self) -> list[d.CaptureInfo]:
         """The tensors that were captured in the span."""
         producers = self._data.values.producer
         produced = np.append(self._ops[producers] & (producers >= 0), False) if len(self._data.ops) else None
-        steps = {step.name for step in self._steps()}
+        steps = {step.name for step in self._named_steps()}
         labels, calls = [module.label for module in self._data.modules], self._data.calls
         rows = np.flatnonzero(self._calls)  # a captured tensor names its call by module and number
         pairs = zip(calls.module[rows].tolist(), calls.index[rows].tolist(), strict=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,8 @@ import numpy as np
 
 from sightline.analysis.memory import memory_of
 from sightline.data.index import Index
-from sightline.data.trace_data import I64, LEVELS, OPTIMIZER_STEP, PHASES, REQUIRES_GRAD, StepInfo, TraceData
+from sightline.data.optimizer_steps import OptimizerStep, optimizer_steps
+from sightline.data.trace_data import I64, LEVELS, PHASES, REQUIRES_GRAD, StepInfo, TraceData
 from sightline.data.training_steps import innermost_steps, scaler_updates
 from sightline.errors import NothingMatched, UsageError
 from sightline.hints import Hint
@@ -110,14 +112,14 @@ _MAX_OPS: Final = 16  #: between a loss and the tensor that was read
 
 @dataclass(frozen=True, slots=True)
 class BackwardPasses:
-    """The backward passes of a step that one line started."""
+    """The backward passes of a step that one expression started, for one optimizer."""
 
     frame: int
     count: int
     known: int  #: how many of their losses are known
     divided_before: float  #: by how much the program had divided the losses that are shown
     divided_after: float  #: and by how much it divides them after that, before the backward pass
-    adds_up: bool = True  #: the update is made with the sum of their gradients; not so those of a closure
+    adds_up: bool = True  #: the update is made with the sum of their gradients, each with the same weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,11 @@ class StepSummary:
     number: int
     info: StepInfo
     ops: int
-    losses: tuple[tuple[float, ...], ...]  #: known losses, for each line that started a backward pass
+    losses: tuple[tuple[float, ...], ...]  #: known losses, for each of ``passes``
     norm: float | None
     peak: int
     skipped: bool  #: a gradient scaler found an infinity, and the optimizer did not step
-    passes: tuple[BackwardPasses, ...] = ()  #: those whose losses are known, in the order of ``losses``
+    passes: tuple[BackwardPasses, ...] = ()  #: those whose losses are known
 
 
 #: The results of `step_numbers`, as long as their index lives: the first screen and several checks need them.
@@ -196,44 +198,72 @@ class _ScalarReader:
 
     def __init__(self, index: Index) -> None:
         self._index, self._data = index, index.raw
-        self._frames: dict[tuple[int, int], int] = {}  # of each line that starts backward passes, the first
+        self._frames: dict[tuple[int, ...], int] = {}  # of what starts backward passes, the first
         self._origin = cache(self._find_origin)  # the chains of a counter, read at every step, overlap
 
     def losses(self, step: StepInfo) -> tuple[tuple[tuple[float, ...], ...], tuple[BackwardPasses, ...]]:
-        """The known losses of a step by the line that started their backward pass, and these passes."""
-        by_line: dict[tuple[int, int], list[tuple[int, int]]] = {}  # the op and the value of each loss
-        frames = self._data.frames
+        """The known losses of a step by what started their backward pass, and these passes."""
+        groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # the op and the value of each loss
         for op, value, frame in self._roots:
             if step.first_op <= op < step.end_op:
-                # The user's line: a closure's is one, from wherever its optimizer calls it.
-                user = int(self._index.user_frames[frame]) if frame >= 0 else -1
-                line = (int(frames.code[user]), int(frames.line[user])) if user >= 0 else (-1, -1)
-                self._frames.setdefault(line, frame)
-                by_line.setdefault(line, []).append((op, value))
+                source = *self._expression(frame), self._next_optimizer(op)
+                self._frames.setdefault(source, frame)
+                groups.setdefault(source, []).append((op, value))
         losses, passes = [], []
-        begins, ends = self._updates
-        for line, roots in by_line.items():
+        for source, roots in groups.items():
             numbers = [self._number(self._same_number(value)) for _, value in roots]
             known = [number for number in numbers if number is not None]
             if known:
                 losses.append(tuple(known))
-                first_op, first_value = roots[0]
-                update = int(np.searchsorted(begins, first_op, side="right")) - 1
-                # Each loss of an optimizer's closure is an evaluation of its own.
-                in_update = update >= 0 and bool(first_op < ends[update])
-                frame, divisors = self._frames[line], self._divisors(first_value)
-                passes.append(BackwardPasses(frame, len(roots), len(known), *divisors, not in_update))
+                weights = {self._weight(value) for _, value in roots}
+                before, after, _ = next(iter(weights)) if len(weights) == 1 else (1.0, 1.0, ())
+                adds_up = len(weights) == 1 and self._are_of_one_update([op for op, _ in roots])
+                frame = self._frames[source]
+                passes.append(BackwardPasses(frame, len(roots), len(known), before, after, adds_up))
         return tuple(losses), tuple(passes)
 
-    def _divisors(self, root: int) -> tuple[float, float]:
-        """The divisor of a loss when it was read, and the further divisor before its backward pass."""
+    def _expression(self, frame: int) -> tuple[int, ...]:
+        """The user's expression that a frame is in: a closure's is one, wherever it is called from."""
+        frames = self._data.frames
+        user = int(self._index.user_frames[frame]) if frame >= 0 else -1
+        if user < 0:
+            return ()
+        columns = frames.code, frames.line, frames.column, frames.end_line, frames.end_column
+        return tuple(int(column[user]) for column in columns)
+
+    def _next_optimizer(self, op: int) -> int:
+        """The optimizer that steps next after an op began; -1 if it is not known."""
+        at = int(np.searchsorted(self._updates[1], op, side="right"))
+        return self._optimizers[at] if at < len(self._optimizers) else -1
+
+    def _are_of_one_update(self, ops: Sequence[int]) -> bool:
+        """Whether an optimizer uses the gradients of several backward passes together.
+
+        Each pass of a closure that it calls several times is an evaluation of its own.
+        """
+        begins, ends = self._updates
+        updates = set(np.searchsorted(ends, np.array(ops), side="right").tolist())
+        update = updates.pop()
+        inside = sum(op >= begins[update] for op in ops) if update < len(begins) else 0
+        return not updates and inside < 2
+
+    def _weight(self, root: int) -> tuple[float, float, tuple[int, ...]]:
+        """How a loss is weighted: its divisor when it was read, its further one before its backward pass.
+
+        Besides, the values that are no constants by which it is multiplied: the scale of a scaler.
+        """
         chain = self._same_number(root)
         shown = next((at for at, value in enumerate(chain) if value in self._read), None)
         if shown is None:
             measured = [at for at, value in enumerate(chain) if self._index.numbers(value) is not None]
             shown = measured[-1] if measured else len(chain) - 1
         divisors = [self._divisor(value) for value in chain]
-        return math.prod(divisors[shown:]), math.prod(divisors[:shown])
+        factors: list[int] = []
+        for value, earlier in pairwise(chain[: shown + 1]):
+            name, inputs = self._producer(value)
+            others = [each for each in inputs if name in _MULTIPLES and each != earlier]
+            factors += [self._same_number(each)[-1] for each in others]
+        return math.prod(divisors[shown:]), math.prod(divisors[:shown]), tuple(factors)
 
     def _divisor(self, value: int) -> float:
         """The constant that the op which produced a single number divided by; 1 for any other op."""
@@ -249,11 +279,20 @@ class _ScalarReader:
     @cached_property
     def _updates(self) -> tuple[I64, I64]:
         """Where the steps of optimizers begin and end."""
-        spans = sorted(
-            (each.first_op, each.end_op) for each in self._data.steps if each.name == OPTIMIZER_STEP
-        )
-        begins, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+        spans = sorted((each.info.end_op, each.info.first_op) for each in self._steps_of_optimizers)
+        ends, begins = np.array(spans, dtype=np.int64).reshape(-1, 2).T
         return begins, ends
+
+    @cached_property
+    def _optimizers(self) -> list[int]:
+        """The optimizer of each of them."""
+        return [
+            each.optimizer for each in sorted(self._steps_of_optimizers, key=lambda each: each.info.end_op)
+        ]
+
+    @cached_property
+    def _steps_of_optimizers(self) -> list[OptimizerStep]:
+        return optimizer_steps(self._data)
 
     def norm(self, step: StepInfo) -> float | None:
         """The norm of the gradients, as clipping computed it; else from the statistics of the gradients.
@@ -328,7 +367,9 @@ class _ScalarReader:
         if name in _QUOTIENTS and len(inputs) > 1:  # before the division it is a sum over tokens, not a loss
             return -1
         # Of the factors of a product, the one that is not a constant.
-        return next((each for each in inputs if values.flags[each] & REQUIRES_GRAD), inputs[0])
+        trained = [each for each in inputs if values.flags[each] & REQUIRES_GRAD]
+        computed = [each for each in inputs if self._producer(each)[0] not in ("", "tensor")]
+        return (trained or computed or inputs)[0]
 
     def _producer(self, value: int) -> tuple[str, list[int]]:
         """The bare name and the inputs of the op that produced a value; empty without one."""

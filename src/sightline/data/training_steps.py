@@ -1,9 +1,10 @@
 """The steps of a run: those that `sightline.step` names, and the training steps detected outside of them.
 
-A training step ends when an optimizer has stepped; optimizers of different weights that take turns, as in a
-GAN, end one step together. A step that a gradient scaler skips ends where the scaler is updated. It begins
-with the inputs of its first forward pass, so that building the model, an evaluation and a log line between
-two steps belong to neither.
+A training step ends when an optimizer has stepped; optimizers of different weights that step one after the
+other, or take turns, as in a GAN, end one step together. Those of two trainings, of which one follows the
+other, do not. A step that a gradient scaler skips ends where the scaler is updated. It begins with the inputs
+of its first forward pass, so that building the model, an evaluation and a log line between two steps belong
+to neither.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sightline.data.optimizer_steps import clip_times, optimizer_steps
 from sightline.data.trace_data import (
     I32,
     I64,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 _FORWARD, _BACKWARD, _OPTIMIZER = (PHASES.index(name) for name in ("forward", "backward", "optimizer"))
 _WEIGHTS = tuple(map(KINDS.index, ("parameter", "buffer", "state")))
 _PARAMETER = KINDS.index("parameter")
-_LONGEST: Final = 1 << 51  #: nanoseconds
 #: Nanoseconds in which no batch is prepared: an optimizer is built, a file is read.
 _PAUSE: Final = 50_000_000
 #: The op of a gradient scaler at the end of each step, whether the optimizer stepped or not.
@@ -43,7 +44,7 @@ SCALER_UPDATE: Final = "_amp_update_scale_"
 
 def steps_of(index: Index) -> list[StepInfo]:
     """Every step in order of its begin; detected ones are called ``step0``, ``step1`` …"""
-    named = [_clip_times(step) for step in index.raw.steps if step.name != OPTIMIZER_STEP]
+    named = [clip_times(step) for step in index.raw.steps if step.name != OPTIMIZER_STEP]
     detected = [StepInfo("", *span) for span in _StepDetector(index, named).spans()]
     ordered = sorted([*named, *detected], key=lambda step: (step.first_op, step.first_call, step.start))
     steps, number = [], 0
@@ -68,12 +69,6 @@ def contains_next(steps: Sequence[StepInfo], at: int) -> bool:
     return following.first_call < step.end_call
 
 
-def _clip_times(step: StepInfo) -> StepInfo:
-    """A step with its times clipped: those of a damaged file may be any."""
-    start, duration = (min(max(time, 0), _LONGEST) for time in (step.start, step.duration))
-    return replace(step, start=start, duration=duration)
-
-
 def _inside(first: int, end: int, steps: Sequence[StepInfo]) -> bool:
     return any(step.first_op <= first and end <= step.end_op for step in steps)
 
@@ -86,7 +81,45 @@ class _StepEnd:
     end_op: int
     end_call: int
     time: int
-    weights: set[int] = field(default_factory=set)  #: the storages of the weights that were changed
+    #: The storages of the weights that were changed; below 0 the optimizer, which may change others next.
+    weights: set[int] = field(default_factory=set)
+
+
+class _Turns:
+    """Which optimizers take turns, by the weights that each of their steps changed."""
+
+    def __init__(self, ends: Sequence[_StepEnd]) -> None:
+        self.ends = ends
+        self._first: dict[int, int] = {}  # the first and the last step that changed each weight
+        self._last: dict[int, int] = {}
+        runs: list[int] = []  # how many steps of one optimizer follow each other
+        for at, ending in enumerate(ends):
+            for weight in ending.weights:
+                self._first.setdefault(weight, at)
+                self._last[weight] = at
+            if at and ending.weights & ends[at - 1].weights:
+                runs[-1] += 1
+            else:
+                runs.append(1)
+        self._in_a_row = [run for run in runs for _ in range(run)]
+
+    def are_taken(self, at: int) -> bool:
+        """Whether the optimizers of a step and of the one before it take turns.
+
+        In a GAN at least one of them steps once at a time, and the other one steps again after it. Where each
+        steps once in all they are taken for one step.
+        """
+        before, after = self.ends[at - 1].weights, self.ends[at].weights
+        returns = self._start_of(after) < self._end_of(before)
+        single = min(self._in_a_row[at - 1 : at + 1]) == 1
+        once = self._start_of(before) == at - 1 and self._end_of(after) == at
+        return (single and returns) or once
+
+    def _start_of(self, weights: set[int]) -> int:
+        return min(self._first[weight] for weight in weights)
+
+    def _end_of(self, weights: set[int]) -> int:
+        return max(self._last[weight] for weight in weights)
 
 
 #: First and last op, first and last call, start and duration.
@@ -105,20 +138,21 @@ class _StepDetector:
         ends = self._step_ends()
         first, call = 0, 0
         frames = self._data.ops.frame
-        again: set[int] | None = None  # the frames that the steps after the first one run in
+        again: set[int] | None = None  # the frames that run again in further steps
         if len(ends) > 1:
             again = {-1, *np.unique(frames[ends[0].end_op : ends[-1].end_op]).tolist()}
         for at, ending in enumerate(ends):
             for step in self._named:
                 if first < step.end_op <= ending.first_op:
                     first, call = step.end_op, max(call, step.end_call)
-            limit = ends[at + 1].first_op if at + 1 < len(ends) else len(self._data.ops)
+            is_last = at + 1 == len(ends)
+            limit = len(self._data.ops) if is_last else ends[at + 1].first_op
             if not len(self._data.ops):  # module calls alone
                 yield self._with_times(0, 0, call, ending.end_call, ending.time)
                 call = ending.end_call
                 continue
             start = self._first_op(first, ending.end_op, None if at else again, single=len(ends) == 1)
-            end = self._end_op(start, ending.end_op, limit)
+            end = self._end_op(start, ending.end_op, limit, again if is_last else None)
             calls = self._data.calls.first_op
             first_call = max(call, int(np.searchsorted(calls, start)))
             call = max(first_call, int(np.searchsorted(calls, end)))
@@ -138,32 +172,46 @@ class _StepDetector:
 
     def _step_ends(self) -> list[_StepEnd]:
         """The ends of the steps in order; optimizers that take turns share one."""
-        marks = [
-            _StepEnd(step.first_op, step.end_op, step.end_call, step.start + step.duration)
-            for step in map(_clip_times, self._data.steps)
-            if step.name == OPTIMIZER_STEP and not _inside(step.first_op, step.end_op, self._named)
-        ]
-        ops, values = self._data.ops, self._data.values
-        for mark in marks:
-            offsets = ops.input_offsets[mark.first_op : mark.end_op + 1]
-            reads = ops.inputs[offsets[0] : offsets[-1]]
-            readers = np.repeat(ops.phase[mark.first_op : mark.end_op], np.diff(offsets))
-            weights = reads[(values.kind[reads] == _PARAMETER) & (readers == _OPTIMIZER)]
-            mark.weights = set(values.storage[weights].tolist())
+        marks = []
+        for each in optimizer_steps(self._data):
+            step = each.info
+            if not _inside(step.first_op, step.end_op, self._named):
+                end = _StepEnd(step.first_op, step.end_op, step.end_call, step.start + step.duration)
+                end.weights = self._weights_read(step.first_op, step.end_op)
+                if end.weights and each.optimizer >= 0:
+                    end.weights.add(-2 - each.optimizer)  # -1 is no storage
+                marks.append(end)
         skipped = [
             each
             for each in self._skipped_steps(marks)
             if not _inside(each.first_op, each.end_op, self._named)
         ]
+        ends = sorted([*marks, *skipped], key=lambda each: each.end_op)
+        turns = _Turns(ends)
         merged: list[_StepEnd] = []
-        for ending in sorted([*marks, *skipped], key=lambda each: each.end_op):
+        for at, ending in enumerate(ends):
             last = merged[-1] if merged else None
-            if last is None or not last.weights or not ending.weights or last.weights & ending.weights:
-                merged.append(ending)
+            if last is None or last.weights & ending.weights or not self._is_one_step(turns, at):
+                merged.append(replace(ending))
             else:
-                ending.weights |= last.weights
-                merged[-1] = ending
+                merged[-1] = replace(ending, weights=ending.weights | last.weights)
         return merged
+
+    def _is_one_step(self, turns: _Turns, at: int) -> bool:
+        """Whether an optimizer's step and the one before it belong to one step of the training."""
+        before, ending = turns.ends[at - 1 : at + 1]
+        if not before.weights or not ending.weights:
+            return False
+        between = self._data.ops.phase[before.end_op : ending.end_op]
+        return turns.are_taken(at) or not (between == _BACKWARD).any()
+
+    def _weights_read(self, first: int, end: int) -> set[int]:
+        """The storages of the weights that an optimizer read."""
+        ops, values = self._data.ops, self._data.values
+        reads = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
+        readers = np.repeat(ops.phase[first:end], np.diff(ops.input_offsets[first : end + 1]))
+        weights = reads[(values.kind[reads] == _PARAMETER) & (readers == _OPTIMIZER)]
+        return set(values.storage[weights].tolist())
 
     def _skipped_steps(self, marks: Sequence[_StepEnd]) -> Iterator[_StepEnd]:
         """Updates of a gradient scaler after a backward pass without an optimizer's step."""
@@ -177,16 +225,19 @@ class _StepDetector:
                 yield _StepEnd(op, op + 1, call, int(ops.start[op] + ops.duration[op]))
             before = op
 
-    def _end_op(self, start: int, end: int, limit: int) -> int:
+    def _end_op(self, start: int, end: int, limit: int, frames: set[int] | None) -> int:
         """The end of a step, with the ops after the optimizer that read its results: ``loss.item()``.
 
-        Ops between them may take averages of weights.
+        Ops between them may take averages of weights. After the last step only ops in the frames of earlier
+        steps are its own: behind them comes what the program does once.
         """
         ops, values, at = self._data.ops, self._data.values, end
         while at < limit and ops.phase[at] == _FORWARD and ops.call[at] < 0:
             reads = ops.inputs[ops.input_offsets[at] : ops.input_offsets[at + 1]]
             own = (values.producer[reads] >= start) & (values.producer[reads] < end)
-            if (own & ~np.isin(values.kind[reads], _WEIGHTS)).any() or start <= ops.parent[at] < end:
+            own &= ~np.isin(values.kind[reads], _WEIGHTS)
+            repeats = frames is None or int(ops.frame[at]) in frames
+            if (own.any() and repeats) or start <= ops.parent[at] < end:
                 end = at + 1
             else:
                 outputs = ops.outputs[ops.output_offsets[at] : ops.output_offsets[at + 1]]

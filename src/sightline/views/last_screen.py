@@ -7,7 +7,7 @@ problems`` has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from sightline.analysis.problems import FIRST, Problem, find, gap_texts, kinds_text
 from sightline.views.problems import MARGIN, SURE, indented, severity_counts, severity_span, wrap_text
 from sightline.views.rendering import WIDTH, Block, Line, Span, View, cut, height, line, width
+from sightline.views.steps import LOSS
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -69,7 +70,8 @@ def _screen(trace: Trace, problems: list[Problem], where: str, room: int, column
 def first_sections(view: View, room: int) -> View:
     """The sections of a view, which blank lines separate, as far as they fit into ``room`` lines.
 
-    Of the first one, the lines that fit: what was recorded comes before everything else.
+    Of the first one, the lines that fit: what was recorded comes before everything else. A line about losses
+    needs losses on the same screen.
     """
 
     def cut_to_room(blocks: Iterable[Block]) -> list[Block]:
@@ -86,9 +88,19 @@ def first_sections(view: View, room: int) -> View:
                 kept += section
                 section = []
             section.append(block)
-        return kept
+        return kept if _has_losses(kept) else [block for block in kept if not _is_about_losses(block)]
 
     return View(tuple(cut_to_room(view.blocks)), fit=lambda columns: cut_to_room(view.within(columns)))
+
+
+def _is_about_losses(block: Block) -> bool:
+    return isinstance(block, Line) and bool(block.spans) and block.spans[0].text.strip() == LOSS
+
+
+def _has_losses(blocks: Sequence[Block]) -> bool:
+    """Whether a column has the losses of steps, or the line about the only step has its loss."""
+    columns = [column.title for block in blocks if not isinstance(block, Line) for column in block.columns]
+    return LOSS in columns or any(isinstance(block, Line) and "; loss " in block.text for block in blocks)
 
 
 def next_command(trace: Trace, where: str) -> str:

@@ -6,8 +6,7 @@ Without steps, as when text is generated, the calls themselves are what repeats.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -15,14 +14,18 @@ import numpy as np
 from sightline.analysis.fold import spread
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.training_loop_events import LoopRecord, RateCurve
-from sightline.analysis.step_summaries import BackwardPasses, StepSummary, backward_ops
+from sightline.analysis.step_kinds import StepContent, step_kinds
+from sightline.analysis.step_summaries import BackwardPasses, StepSummary
 from sightline.analysis.value_names import root_names
 from sightline.data.index import Index
-from sightline.data.trace_data import I64, NO_GRAD, PHASES, StepInfo
+from sightline.data.optimizer_steps import optimizer_steps
+from sightline.data.trace_data import NO_GRAD, PHASES
 from sightline.hints import Hint
 from sightline.notation import bytes_text, number_text, time_text
 from sightline.views.rendering import Cell, Column, Grid, Line, Span, grid, line
 
+LOSS: Final = "loss"  #: the title of the line, and of the column, about losses
+_CLOCK: Final = "recording included"  #: in times of steps, but not in those of ops and calls
 _MAX_ROWS: Final = 6  #: of the table, where all steps are alike
 _MAX_ODD: Final = 4  #: further rows, for steps that differ
 _SLOW: Final = 3  #: times the median
@@ -38,16 +41,28 @@ def step_lines(index: Index, steps: Sequence[StepSummary]) -> list[Line]:
     if not steps:
         return []
     times, excerpt = [step.info.duration for step in steps], index.raw.info.get("excerpt")
-    many = f"{len(steps):,}, {time_text(int(np.median(times)))} at the median"
-    one = "; ".join([time_text(times[0]), *_details(steps[0])])
+    many = f"{len(steps):,}{_optimizer_count(index, steps)}"
+    usual = f"{time_text(int(np.median(times)))} at the median, {_CLOCK}"
+    one = "; ".join([f"{time_text(times[0])}, {_CLOCK}", *_details(steps[0])])
     shows_one = f"{Hint.option('step', steps[-1].number)} shows one"
-    texts = {"steps": f"{many if len(steps) > 1 else f'1, {one}'}; {shows_one}"}
+    texts = [("steps", f"{many}, {usual if len(steps) > 1 else one}; {shows_one}")]
     if excerpt and len(steps) == 1:  # this is the screen that shows one
-        texts = {"step": f"{_step_name(steps[0])}, {one}"}
-    texts["one step"] = step_content(index, [step.info for step in steps])
-    texts["loss"] = _losses_note(index, steps)
-    texts["outside"] = _outside_steps(index, steps)
-    return [line((f"{title:<{_MARGIN}}", "dim"), text, hang=_MARGIN) for title, text in texts.items() if text]
+        texts = [("step", f"{_step_name(steps[0])}, {one}")]
+    contents = step_contents(index, steps)
+    texts += zip(["one step", *[""] * len(contents)], contents, strict=False)
+    texts += [(LOSS, _losses_note(index, steps)), ("outside", _outside_steps(index, steps))]
+    return [line((f"{title:<{_MARGIN}}", "dim"), text, hang=_MARGIN) for title, text in texts if text]
+
+
+def _optimizer_count(index: Index, steps: Sequence[StepSummary]) -> str:
+    """How many steps of optimizers the steps hold, where these are not as many.
+
+    Optimizers of several groups of weights that step one right after the other count as one.
+    """
+    every = optimizer_steps(index.raw)
+    turns = sum(each.follows_backward for each in every)
+    different = turns != len(steps) if len(steps) > 1 else len(every) > 1 < turns
+    return f", with {len(every):,} optimizer steps" if every and different else ""
 
 
 def _details(step: StepSummary) -> list[str]:
@@ -58,35 +73,67 @@ def _details(step: StepSummary) -> list[str]:
 def _losses_note(index: Index, steps: Sequence[StepSummary]) -> str:
     """Whose loss the losses are, where a step has several; empty where each has one."""
     every = [passes for step in steps for passes in step.passes]
-    lines = {passes.frame: passes for passes in every}
-    counts = Counter((passes.count, passes.known) for passes in every)
-    places = ProblemContext(index).place
-    names = {frame: places(frame).partition(" in ")[0].rpartition("/")[2] for frame in lines}
-    alike = len({tuple(passes.frame for passes in step.passes) for step in steps}) == 1
+    sources = {passes.frame: passes for passes in every}
+    rows = {tuple(passes.frame for passes in step.passes) for step in steps if step.passes}
+    names = _places(index, list(sources))
     parts = []
-    if alike and len(lines) > 1 and all(names.values()):
-        divided = any(_division(passes) for passes in lines.values())
-        each = [f"{names[frame]}{_division(passes)}" for frame, passes in lines.items()]
+    longest = max(rows, key=len, default=())
+    if len(longest) > 1 and all(row == longest[: len(row)] for row in rows) and all(names.values()):
+        divided = any(_division(passes) for passes in sources.values())
+        each = []
+        for frame, passes in sources.items():
+            count = sum(frame in (own.frame for own in step.passes) for step in steps)
+            some = f" in {count:,} of the steps" if count < len(steps) else ""
+            each.append(f"{names[frame]}{_division(passes)}{some}")
         parts.append(f"of the backward passes at {' and '.join(each) if divided else ', '.join(each)}")
-    (count, known), _ = counts.most_common(1)[0] if counts else ((1, 1), 0)
-    if count > 1:
-        which = "the range over the" if known == count else f"known of {known:,} of the"
-        parts.append(f"{which} {count:,} backward passes of a step")
-    usual = next((each for each in every if (each.count, each.known) == (count, known)), None)
-    if usual is not None and count > 1 and len(names) == 1:
-        before, after = usual.divided_before, usual.divided_after
-        parts += [f"which the program had divided by {number_text(before)}"] if before != 1 else []
-        parts += [f"which the program then divides by {number_text(after)}"] if after != 1 else []
-        parts += [f"and their sum{' after that' * (after != 1)}"] if count == known else []
+    several = [passes for passes in every if passes.count > 1]
+    if several:
+        ranged = every if len(sources) == 1 else several
+        all_known = all(passes.known == passes.count for passes in ranged)
+        known = _range([passes.known for passes in ranged])
+        which = "the range over the" if all_known else f"known of {known} of the"
+        count = sum(any(passes in ranged for passes in step.passes) for step in steps)
+        whose = "of a step" if count == len(steps) else f"of {count:,} of the steps"
+        parts.append(f"{which} {_range([passes.count for passes in ranged])} backward passes {whose}")
+        weights = {(passes.divided_before, passes.divided_after) for passes in every}
+        if len(sources) == len(weights) == 1:
+            before, after = weights.pop()
+            parts += [f"which the program had {_scaling(before)}"] if before != 1 else []
+            parts += [f"which the program then {_scaling(after, 's')}"] if after != 1 else []
+            summed = all_known and all(passes.adds_up for passes in several)
+            parts += [f"and their sum{' after that' * (after != 1)}"] if summed else []
     return ", ".join(parts)
+
+
+def _places(index: Index, frames: Sequence[int]) -> dict[int, str]:
+    """The lines of some frames: ``train.py:9``; that of the user's own code where one is a library's."""
+    context = ProblemContext(index)
+    names: dict[int, str] = {}
+    for frame in frames:
+        place = context.own_place(frame) or context.place(frame)
+        name = place.partition(" in ")[0].rpartition("/")[2]
+        names[frame] = f"{name} again" if name and name in names.values() else name
+    return names
+
+
+def _range(counts: Collection[int]) -> str:
+    """``2``, or ``1…2``."""
+    return "…".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
 
 
 def _division(passes: BackwardPasses) -> str:
     """What the program had done to a loss that is shown, or does to it before its backward pass."""
     before, after = passes.divided_before, passes.divided_after
-    texts = [f"already divided by {number_text(before)}"] if before != 1 else []
-    texts += [f"then divided by {number_text(after)}"] if after != 1 else []
+    texts = [f"already {_scaling(before)}"] if before != 1 else []
+    texts += [f"then {_scaling(after)}"] if after != 1 else []
     return f" ({', '.join(texts)})" if texts else ""
+
+
+def _scaling(divisor: float, ending: str = "d") -> str:
+    """``divided by 2``, or ``multiplied by 2``."""
+    if 0 < divisor < 1:
+        return f"multiplie{ending} by {number_text(1 / divisor)}"
+    return f"divide{ending} by {number_text(divisor)}"
 
 
 def _outside_steps(index: Index, steps: Sequence[StepSummary]) -> str:
@@ -136,7 +183,7 @@ def step_table(steps: Sequence[StepSummary]) -> Grid | None:
     shown = _chosen_steps(steps, notes)
     has_peak = any(step.peak for step in steps)
     columns = [Column("step"), Column("time", right=True)]
-    columns += [Column("loss", right=True)] if any(step.losses for step in steps) else []
+    columns += [Column(LOSS, right=True)] if any(step.losses for step in steps) else []
     columns += [Column("gradient norm", right=True)] if any(step.norm is not None for step in steps) else []
     columns += [Column("peak memory", right=True)] if has_peak else []
     columns += [Column("", least=12)] if any(notes[at] for at in shown) else []
@@ -152,7 +199,7 @@ def _row(step: StepSummary, note: str, columns: Sequence[Column]) -> list[Cell |
     cells: dict[str, Cell | str] = {
         "step": _step_name(step),
         "time": Span(time_text(step.info.duration), "number"),
-        "loss": Span(_losses_text(step), "error" if _has_bad_loss(step) else "number"),
+        LOSS: Span(_losses_text(step), "error" if _has_bad_loss(step) else "number"),
         "gradient norm": "" if step.norm is None else Span(number_text(step.norm), "number"),
         "peak memory": bytes_text(step.peak) if step.peak else "",
         "": Span(note, "warn"),
@@ -223,26 +270,62 @@ def _chosen_steps(steps: Sequence[StepSummary], notes: Sequence[str]) -> list[in
 
 
 _FORWARD: Final = PHASES.index("forward")
-_MAX_MODULES = 6
+_MAX_MODULES: Final = 6
+_MAX_KINDS: Final = 3  #: of steps
 
 
-def step_content(index: Index, steps: Sequence[StepInfo]) -> str:
-    """What most steps do, in the words of the program: ``G, D ×3; backward ×2; Adam (lr 0.001)``.
+def step_contents(index: Index, steps: Sequence[StepSummary]) -> list[str]:
+    """What a step does, in the words of the program: ``G, D ×3; backward ×2; Adam (lr 0.001)``.
 
-    Empty where steps call no module.
+    Where steps are of several kinds a line for each of them: ``steps 0…3: …``. None where no step calls a
+    module.
     """
-    names = root_names(index)
-    backwards = backward_ops(index.raw)
-    called = Counter(_called(index, step, names, backwards) for step in steps)
-    if not called:
-        return ""
-    modules, backward = called.most_common(1)[0][0]
-    if not modules:
-        return ""
-    shown = [_times(name, count) for name, count in modules[:_MAX_MODULES]]
-    shown += [f"{len(modules) - _MAX_MODULES} more"] if len(modules) > _MAX_MODULES else []
-    parts = [", ".join(shown), *([_times("backward", backward)] if backward else [])]
-    return "; ".join([*parts, *_optimizers(index)])
+    kinds = step_kinds(index, steps)
+    if not any(content.modules for kind in kinds for content in kind.contents):
+        return []
+    if len(kinds) == 1:
+        return [_content_text(index, kinds[0].contents)]
+    commonest = sorted(kinds, key=lambda kind: -len(kind.numbers))[:_MAX_KINDS]
+    shown = [kind for kind in kinds if kind in commonest]
+    texts = [f"{_which(kind.numbers, steps)}: {_content_text(index, kind.contents)}" for kind in shown]
+    others = [kind for kind in kinds if kind not in commonest]
+    if others:
+        count = sum(len(kind.numbers) for kind in others)
+        name = f"{len(others):,} other kinds" if len(others) > 1 else "another kind"
+        texts.append(f"{count:,} of {len(steps):,} steps: {name}")
+    return texts
+
+
+def _which(numbers: Sequence[int], steps: Sequence[StepSummary]) -> str:
+    """Which steps are meant: ``steps 0…3``, or ``6 of 12 steps``."""
+    if numbers[-1] - numbers[0] >= len(numbers):
+        return f"{len(numbers):,} of {len(steps):,} steps"
+    first, last = _step_name(steps[numbers[0]]), _step_name(steps[numbers[-1]])
+    if len(numbers) == 1:
+        return f"step {first}"
+    return f"steps {first}…{last}" if first.isdigit() and last.isdigit() else f"steps {first} … {last}"
+
+
+def _content_text(index: Index, contents: Sequence[StepContent]) -> str:
+    """What steps of one kind do, with ranges where they do it differently often."""
+    names = list(contents[0].modules)
+    shown = [_times_range(name, [each.modules[name] for each in contents]) for name in names[:_MAX_MODULES]]
+    shown += [f"{len(names) - _MAX_MODULES} more"] if len(names) > _MAX_MODULES else []
+    parts = [", ".join(shown) or "no module"]
+    parts += [_times_range("backward", [each.backward for each in contents])] if contents[0].backward else []
+    return "; ".join([*parts, *_optimizers(index, [each for each in contents if not each.skipped])])
+
+
+def _optimizers(index: Index, contents: Sequence[StepContent]) -> list[str]:
+    """The optimizers that step, each with its learning rates over all of its steps."""
+    loop = LoopRecord(ProblemContext(index))
+    texts: dict[str, list[int]] = {}
+    for number in dict.fromkeys(number for each in contents for number in each.optimizers or ()):
+        rates = rates_text(loop.rates_of(number))
+        text = f"{loop.optimizers[number].type}{f' ({rates})' if rates else ''}"
+        counts = [(each.optimizers or {}).get(number, 0) for each in contents]
+        texts[text] = [sum(both) for both in zip(texts.get(text, [0] * len(counts)), counts, strict=True)]
+    return [", ".join(_times_range(text, counts) for text, counts in texts.items())] if texts else []
 
 
 def repeated_calls(index: Index) -> str:
@@ -265,29 +348,6 @@ def _input(index: Index, call: int) -> str:
     """The first tensor that a call was given."""
     given = index.raw.calls.inputs_of(call)[:1]
     return index.meta_texts[int(index.raw.values.meta[given[0]])] if given else "nothing"
-
-
-def _called(
-    index: Index, step: StepInfo, names: dict[int, str], backwards: I64
-) -> tuple[tuple[tuple[str, int], ...], int]:
-    """The modules that a step calls, with how often, in the order of their first call; backward passes."""
-    data = index.raw
-    calls = np.arange(max(step.first_call, 0), min(step.end_call, len(data.calls)))
-    own = (data.calls.parent[calls] < 0) & (data.calls.phase[calls] == _FORWARD)  # not what is computed again
-    outermost = data.calls.module[calls[own]].tolist()
-    counts = Counter(names.get(module) or data.modules[module].label for module in outermost)
-    backward = (backwards >= step.first_op) & (backwards < step.end_op)
-    return tuple(counts.items()), int(backward.sum())
-
-
-def _optimizers(index: Index) -> list[str]:
-    """The optimizers that stepped, each with its learning rates over all of its steps."""
-    loop = LoopRecord(ProblemContext(index))
-    texts: Counter[str] = Counter()
-    for number, optimizer in enumerate(loop.optimizers):
-        rates = rates_text(loop.rates_of(number))
-        texts[f"{optimizer.type}{f' ({rates})' if rates else ''}"] += 1
-    return [", ".join(_times(text, count) for text, count in texts.items())] if texts else []
 
 
 def rates_text(groups: Sequence[RateCurve]) -> str:
@@ -317,3 +377,8 @@ def _rate_text(curve: RateCurve) -> str:
 
 def _times(text: str, count: int) -> str:
     return f"{text} ×{count}" if count > 1 else text
+
+
+def _times_range(text: str, counts: Sequence[int]) -> str:
+    """``pi ×5…10``; of something that every step does once the text alone."""
+    return text if set(counts) == {1} else f"{text} ×{_range(counts)}"

@@ -28,7 +28,7 @@ from sightline.analysis.cost import (
 )
 from sightline.analysis.held_memory import held_memory
 from sightline.analysis.module_tree import OUTSIDE, OwnOps, equal_scopes, own_ops
-from sightline.analysis.select import Selection
+from sightline.analysis.select import Selection, module_depth
 from sightline.argument_checks import argument_text
 from sightline.data.device_time import device_summary
 from sightline.data.not_recorded import notes, other_threads
@@ -208,8 +208,8 @@ class _Table:
         return [part for _, part in sorted(parts)]
 
     def _too_deep(self, scope: int, depth: int | None) -> bool:
-        path = self._data.modules[self._scopes.rows[scope].module].path
-        return depth is not None and bool(path) and path.count(".") + 1 > depth
+        module = self._scopes.rows[scope].module
+        return depth is not None and module >= 0 and module_depth(self._data.modules, module) > depth
 
     # -- cells ---------------------------------------------------------------------------------
 

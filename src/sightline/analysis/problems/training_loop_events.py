@@ -59,6 +59,7 @@ class StepRecord:
     """One step of an optimizer."""
 
     optimizer: int
+    time: int  #: of its beginning, ns since the recording began
     position: int  #: the first op after its beginning
     graded: int  #: how many of its parameters had a gradient; -1 where it computes them itself
     lowest: float | None  #: of its learning rates
@@ -113,7 +114,7 @@ class LoopRecord:
             if len(row) == 5 and all(type(number) is int for number in row[:3]):
                 if 0 <= row[0] < len(self.optimizers):
                     at = int(np.searchsorted(starts, row[1]))
-                    records.append(StepRecord(row[0], at, row[2], _rate(row[3]), _rate(row[4])))
+                    records.append(StepRecord(row[0], row[1], at, row[2], _rate(row[3]), _rate(row[4])))
         return records
 
     @cached_property
