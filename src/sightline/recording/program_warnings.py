@@ -1,8 +1,10 @@
 """Warnings that Python and torch show while something records: facts about the run.
 
 They are noted where Python shows one: after the user's filters and registries have decided that it is shown,
-so that none of these change; a warning that is an error, or ignored, never comes here. Those of torch's C++
-go the same way. Nothing runs for an op that does not warn.
+so that none of these change; a warning that is an error, or ignored, never comes here, and one that code inside
+the recording only collects, with ``catch_warnings(record=True)``, is left out. A test runner collects all
+warnings around the recording: those are noted. Those of torch's C++ go the same way. Nothing runs for an op
+that does not warn.
 """
 
 from __future__ import annotations
@@ -68,11 +70,20 @@ def _frame_at(frame: FrameType | None, file: str, line: int) -> FrameType | None
     return at or frame
 
 
+def _collecting_list() -> list[Any] | None:
+    """The list to which ``catch_warnings(record=True)`` adds warnings instead of showing them, if any does."""
+    if warnings.showwarning is not getattr(warnings, "_showwarning_orig", None):
+        return None  # a function that was installed later gets them
+    target = getattr(getattr(warnings, "_showwarnmsg_impl", None), "__self__", None)
+    return target if isinstance(target, list) else None
+
+
 class WarningPatch:
     """Notices when Python shows a warning, by the function that it calls for it."""
 
     def __init__(self) -> None:
         self._patched: Any = None
+        self._collected: list[Any] | None = None  #: where warnings were collected before the recording began
 
     def install(self, notify: Callable[[Any, FrameType], None]) -> None:
         """Have ``notify(message, frame)`` called before a warning is shown. Safe to call again."""
@@ -81,10 +92,12 @@ class WarningPatch:
             return
 
         def show(message: Any) -> None:
-            notify(message, sys._getframe(1))
+            collected = _collecting_list()
+            if collected is None or collected is self._collected:
+                notify(message, sys._getframe(1))
             real(message)
 
-        self._patched = real, show
+        self._patched, self._collected = (real, show), _collecting_list()
         warnings._showwarnmsg = show  # type: ignore[attr-defined]  # C looks it up here, too
 
     def remove(self) -> None:
@@ -93,4 +106,4 @@ class WarningPatch:
             real, show = self._patched
             if getattr(warnings, "_showwarnmsg", None) is show:
                 warnings._showwarnmsg = real  # type: ignore[attr-defined]
-            self._patched = None
+            self._patched = self._collected = None

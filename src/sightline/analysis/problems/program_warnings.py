@@ -12,8 +12,10 @@ import numpy as np
 
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.problem import Finding, Problem, Severity, check
+from sightline.analysis.problems.training_loop import scheduler_out_of_order
 from sightline.analysis.problems.training_loop_events import LoopRecord, source_lines
 from sightline.data.trace_data import FROM_CPP, FROM_TORCH
+from sightline.data.training_steps import scaler_updates
 
 KIND: Final = "python-warning"
 #: Categories about versions of packages, not about the results of the run.
@@ -46,12 +48,13 @@ def deprecated(context: ProblemContext) -> Iterator[Finding]:
 
 def _findings(context: ProblemContext, deprecations: bool) -> Iterator[Finding]:
     """The warnings that are deprecations, or those that are not, except those that a check explains."""
-    rows, loop = context.data.info.get("warnings"), context.derived(LoopRecord)
-    known_order = bool(loop.steps and loop.schedulers)
+    rows = context.data.info.get("warnings")
     for row in rows if isinstance(rows, list) else ():
         if not isinstance(row, list) or len(row) != 6 or type(row[3]) is not int:
             continue
-        if (row[0] in _DEPRECATIONS) is not deprecations or (str(row[1]).startswith(_ORDER) and known_order):
+        if (row[0] in _DEPRECATIONS) is not deprecations:
+            continue
+        if str(row[1]).startswith(_ORDER) and _is_order_known(context, row[3]):
             continue
         place, called = source_lines(row[2])
         op = _op_at(context, row[3], row[4], place)
@@ -62,6 +65,20 @@ def _findings(context: ProblemContext, deprecations: bool) -> Iterator[Finding]:
         title = f"{row[0]}{during}{times}: {text}"
         module = context.module(op) if op >= 0 else -1
         yield Finding(title, module, op=op, place=place, called=called)
+
+
+def _is_order_known(context: ProblemContext, time: int) -> bool:
+    """Whether the check for schedulers decides about torch's warning, which was shown at this time.
+
+    Torch warns too where a gradient scaler has skipped the first steps, or an optimizer is wrapped.
+    """
+    loop = context.derived(LoopRecord)
+    if not loop.steps or not loop.schedulers:
+        return False
+    updates = scaler_updates(context.data)
+    skipped = bool(updates) and int(context.data.ops.start[updates[0]]) < time
+    early = any(scheduler.early for scheduler in loop.schedulers)
+    return skipped or not early or any(scheduler_out_of_order.find(context))
 
 
 def _op_at(context: ProblemContext, time: int, origin: object, place: str) -> int:
