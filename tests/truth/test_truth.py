@@ -65,6 +65,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Run:
         ("; backward; ", "; backward ×2; "),
         (" called, ", "0 called, "),
         ("(forward ", "(forward 1"),
+        ("(modules ", "(modules 1"),
         ("(Linear)", "(Conv2d)"),
         ("f32[", "f16["),
         ("key  ", "kay  "),

@@ -1,9 +1,9 @@
 """Warnings that Python and torch show while something records: facts about the run.
 
 They are noted where Python shows one: after the user's filters and registries have decided that it is shown,
-so that none of these change; a warning that is an error, or ignored, never comes here, and one that code inside
-the recording only collects, with ``catch_warnings(record=True)``, is left out. A test runner collects all
-warnings around the recording: those are noted. Those of torch's C++ go the same way. Nothing runs for an op
+so that none of these change; a warning that is an error, or ignored, never comes here. Those of torch's C++
+go the same way. One that code inside the recording only collects, with ``catch_warnings(record=True)``, is
+left out; a test runner collects all warnings around the recording: those are noted. Nothing runs for an op
 that does not warn.
 """
 
@@ -71,7 +71,7 @@ def _frame_at(frame: FrameType | None, file: str, line: int) -> FrameType | None
 
 
 def _collecting_list() -> list[Any] | None:
-    """The list to which ``catch_warnings(record=True)`` adds warnings instead of showing them, if any does."""
+    """The list in which ``catch_warnings(record=True)`` collects warnings, so that none is shown; or None."""
     if warnings.showwarning is not getattr(warnings, "_showwarning_orig", None):
         return None  # a function that was installed later gets them
     target = getattr(getattr(warnings, "_showwarnmsg_impl", None), "__self__", None)

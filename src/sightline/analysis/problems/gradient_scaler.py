@@ -12,7 +12,6 @@ from sightline.analysis.problems.context import BACKWARD, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.data.nonfinite_rule import INF, argument_states
 from sightline.data.trace_data import PHASES
-from sightline.notation import number_text
 
 UNSCALES: Final = frozenset({"_amp_foreach_non_finite_check_and_unscale_"})
 CLIPPING_FILE: Final = "nn/utils/clip_grad.py"
@@ -49,8 +48,8 @@ def clipped_while_scaled(context: ProblemContext) -> Iterator[Finding]:
         scale = _scale(context, unscale)
         if scale == 1:
             continue
-        factor = f" by {number_text(scale)}" if scale else ""
-        share = f"1/{number_text(scale)} of the limit" if scale else "the limit divided by the scale"
+        factor = f" by {scale:,.6g}" if scale else ""
+        share = f"1/{scale:,.6g} of the limit" if scale else "the limit divided by the scale"
         title = f"{call.function} clips gradients that the scaler has multiplied{factor} and not yet divided"
         why = (
             f"scaler.step() divides them after that, so they end at {share} at most. Write "

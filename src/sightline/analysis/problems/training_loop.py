@@ -223,7 +223,9 @@ def clipped_after_step(context: ProblemContext) -> Iterator[Finding]:
     """Gradients are clipped after the optimizer has used them."""
     record = context.derived(LoopRecord)
     data = context.data
-    clipping = {id for id, code in enumerate(data.codes) if code.file.replace("\\", "/").endswith(CLIPPING_FILE)}
+    clipping = {
+        id for id, code in enumerate(data.codes) if code.file.replace("\\", "/").endswith(CLIPPING_FILE)
+    }
     if not clipping or not record.steps or not record.backward:
         return
     inside = [code in clipping for code in data.frames.code.tolist()]
