@@ -353,7 +353,7 @@ class OverviewAuditor(Auditor):
         self.equal(text, expected, "NaN or Inf of a healthy run", whole)
 
     def _host_time(self, text: str) -> None:
-        match = _HOST.fullmatch(text.replace("\n", " "))
+        match = _HOST.fullmatch(text)
         if match is None:
             self.unknown(text)
             return

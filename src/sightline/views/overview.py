@@ -303,10 +303,7 @@ class _Time:
             spent = sum(time for _, time in self.host)
             total, ops = time_text(spent), time_text(self.in_ops)
             total += f", {ops} in ops" if ops != total and self.in_ops < spent else ""
-            text, split = total, _split_text(self.host)
-            fits = len(f"{text} {split}") <= WIDTH - _MARGIN
-            yield _fact("host time", f"{text} {split}" if fits else text)
-            yield from () if fits else (_fact("", split),)
+            yield _fact("host time", f"{total} {_split_text(self.host)}")
         if self.use:
             text, split = f"time {time_text(self.total)} in {self.use.ran}", _split_text(self.device)
             fits = len(f"{text} {split}") <= WIDTH - _MARGIN
