@@ -127,7 +127,7 @@ def test_a_function_of_the_user_that_shows_warnings_still_does(monkeypatch: pyte
 
 
 @BOTH_ENGINES
-def test_one_that_is_only_collected_inside_was_not_shown(engine: str) -> None:
+def test_one_that_is_only_collected_inside_was_not_shown(engine: Any) -> None:
     with warnings.catch_warnings(record=True) as around:
         warnings.simplefilter("always")
         with sl.trace(engine=engine) as t:
@@ -183,6 +183,19 @@ def test_a_problem_at_the_same_line_explains_it() -> None:
         F.mse_loss(model(torch.ones(6, 4)), torch.ones(6)).backward()
     assert len(shown) == len(t.info["warnings"]) == 1
     assert kinds(t) == ["broadcast"]
+
+
+def test_a_problem_of_another_call_at_the_line_explains_nothing() -> None:
+    model = torch.nn.Linear(4, 1)
+    with warnings.catch_warnings(record=True), sl.trace(model) as t:
+        warnings.simplefilter("always")
+        # fmt: off
+        loss = F.mse_loss(model(torch.ones(6, 4)), torch.ones(6)); F.softmax(loss.expand(2)); odd(loss)  # noqa: E702
+        # fmt: on
+        loss.backward()
+    assert [problem.title[:26] for problem in found(t)] == [
+        "F.mse_loss of f32[6, 1] an", "UserWarning during F.softm", "RuntimeWarning: this is od",
+    ]  # fmt: skip
 
 
 def test_a_deprecation_is_a_note_and_a_step_has_its_own() -> None:

@@ -309,7 +309,8 @@ class _Time:
             fits = len(f"{text} {split}") <= WIDTH - _MARGIN
             yield _fact("device", f"{text} {split}" if fits else text)
             parts = [] if fits else [f"{name} {time_text(time)}" for name, time in self.device]
-            yield from fact_lines("device", parts, _MARGIN, WIDTH)
+            for at, row in enumerate(fact_lines("", parts, 0, WIDTH - _MARGIN)):
+                yield _fact("" if at else "device", row.text)
             yield from (_fact("device", text) for text in self.use.texts())
 
     def columns(self, host: str) -> tuple[Column, ...]:

@@ -391,10 +391,11 @@ class _Table:
             amounts += rest.get(title, []) if whole else []
             texts = [f"{name} {text(amount)}" for name, amount in amounts if amount]
             missed = uncounted_text(uncounted(self._data, self._scopes, tops)) if title == "FLOPs" else ""
-            if title == "device time":
-                lines += fact_lines(title, texts, _MARGIN, WIDTH)
-            elif texts or missed:
+            if missed:
                 lines.append(_fact(title, texts, missed))
+            else:
+                rows = fact_lines("", texts, 0, WIDTH - _MARGIN)
+                lines += [_fact("" if at else title, [row.text]) for at, row in enumerate(rows)]
         if self._use:
             lines += [_fact("device", [text]) for text in self._use.texts()]
         compiled = compiled_text(self._data)

@@ -100,7 +100,7 @@ def find(index: Index) -> list[Problem]:
     """Everything that looks wrong, the most serious first, then in the order of the run."""
     context = ProblemContext(index)
     findings = ((check, finding) for check in CHECKS for finding in check.find(context))
-    return program_warnings.unexplained(merge_findings(context, findings))
+    return program_warnings.unexplained(context, merge_findings(context, findings))
 
 
 @dataclass(frozen=True, slots=True)

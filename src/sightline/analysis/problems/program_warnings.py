@@ -11,13 +11,12 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import ProblemContext
-from sightline.analysis.problems.problem import Finding, Problem, Severity, check
+from sightline.analysis.problems.problem import WARNINGS, Finding, Problem, Severity, check
 from sightline.analysis.problems.training_loop import scheduler_out_of_order
 from sightline.analysis.problems.training_loop_events import LoopRecord, source_lines
 from sightline.data.trace_data import FROM_CPP, FROM_TORCH
 from sightline.data.training_steps import scaler_updates
 
-KIND: Final = "python-warning"
 #: Categories about versions of packages, not about the results of the run.
 _DEPRECATIONS: Final = frozenset({"DeprecationWarning", "PendingDeprecationWarning", "FutureWarning"})
 #: torch's warning about a scheduler, also for one whose optimizer is wrapped; the scheduler check is exact.
@@ -27,7 +26,7 @@ _NEARBY: Final = 4  #: ops before and after a warning that may have caused it
 
 
 @check(
-    KIND,
+    WARNINGS,
     Severity.WARNING,
     "It was shown while the line ran, and the program went on. Its text says what to do.",
 )
@@ -37,7 +36,7 @@ def warned(context: ProblemContext) -> Iterator[Finding]:
 
 
 @check(
-    KIND,
+    WARNINGS,
     Severity.NOTE,
     "It is about versions of packages, not about this run.",
 )
@@ -97,7 +96,29 @@ def _op_at(context: ProblemContext, time: int, origin: object, place: str) -> in
     return next(iter(after if origin == FROM_TORCH else before[::-1]), -1)
 
 
-def unexplained(problems: Sequence[Problem]) -> list[Problem]:
-    """Problems without the warnings at whose line another problem explains the cause."""
-    explained = {line for each in problems if each.kind != KIND for line in (each.place, each.called) if line}
-    return [each for each in problems if each.kind != KIND or not {each.place, each.called} & explained]
+def unexplained(context: ProblemContext, problems: Sequence[Problem]) -> list[Problem]:
+    """Problems without the warnings whose cause is among them: one of the same call at the same line."""
+    causes = [each for each in problems if each.kind != WARNINGS]
+    return [
+        each
+        for each in problems
+        if each.kind != WARNINGS or not any(_explains(context, cause, each) for cause in causes)
+    ]
+
+
+def _explains(context: ProblemContext, cause: Problem, warning: Problem) -> bool:
+    """Whether a problem is about the call that warned; a line may hold several."""
+    if not {cause.place, cause.called} & {warning.place, warning.called} - {""}:
+        return False
+    if cause.op is None or warning.op is None:
+        return cause.op is warning.op
+    called = context.data.info.get("ops") != "aten"  # else a call is several ops, and nothing says which
+    return not called or _outermost(context, cause.op) == _outermost(context, warning.op)
+
+
+def _outermost(context: ProblemContext, op: int) -> str:
+    """The name of the outermost call around an op."""
+    ops = context.data.ops
+    while ops.parent[op] >= 0:
+        op = int(ops.parent[op])
+    return context.data.names[int(ops.name[op])]
