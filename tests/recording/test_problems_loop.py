@@ -239,6 +239,19 @@ def test_a_sum_of_losses_is_over_as_many_steps_as_ran(after: bool, divided: bool
     assert titles == [f"+ sums up what still has its graph, over {STEPS} steps"]
 
 
+def test_losses_that_are_kept_are_counted_by_steps_not_by_optimizers() -> None:
+    kept = []
+    first, second = Net(), Net()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
+    with sl.trace() as t:
+        for _ in range(STEPS):
+            for each, optimizer in zip((first, second), optimizers, strict=True):
+                loss = healthy(each, optimizer, 0)
+            kept.append(loss)
+    (title,) = [problem.title for problem in found(t) if problem.kind == "graph-kept"]
+    assert title.endswith(f" is kept with its graph in {STEPS} steps")
+
+
 def test_a_rate_of_zero_and_a_warm_up_that_begins_there() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -1,4 +1,4 @@
-"""Mistakes of a training loop: clearing, clipping, stepping and scheduling, and their order.
+"""Mistakes of a training loop: clearing, stepping and scheduling, and their order.
 
 Also autograd graphs that outlive their step: a sum of losses, a list of tensors that keep their graph.
 """
@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, ProblemContext
-from sightline.analysis.problems.gradient_scaler import CLIPPING_FILE
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, names_text
 from sightline.analysis.problems.trained_parameters import Training
 from sightline.analysis.problems.training_loop_events import LoopRecord, OptimizerRecord, StepRecord
@@ -215,43 +214,6 @@ def _created_here(context: ProblemContext, root: int, names: list[str]) -> bool:
 
 
 @check(
-    "clipped-after-step",
-    Severity.ERROR,
-    "The step has used the gradients as they were. Clip them between loss.backward() and optimizer.step().",
-)
-def clipped_after_step(context: ProblemContext) -> Iterator[Finding]:
-    """Gradients are clipped after the optimizer has used them."""
-    record = context.derived(LoopRecord)
-    data = context.data
-    clipping = {
-        id for id, code in enumerate(data.codes) if code.file.replace("\\", "/").endswith(CLIPPING_FILE)
-    }
-    if not clipping or not record.steps or not record.backward:
-        return
-    inside = [code in clipping for code in data.frames.code.tolist()]
-    parents = data.frames.parent.tolist()
-    for frame, parent in enumerate(parents):  # a frame comes after the one that called it
-        inside[frame] = inside[frame] or (parent >= 0 and inside[parent])
-    positions = sorted({step.position for step in record.steps})
-    late: list[int] = []
-    last = -1
-    for op, frame in enumerate(data.ops.frame.tolist()):
-        if frame < 0 or not inside[frame] or data.ops.phase[op] != FORWARD:
-            continue
-        before = bisect_left(record.backward, op)
-        computed = record.backward[before - 1] if before else -1
-        step = bisect_left(positions, op + 1)
-        stepped = positions[step - 1] if step else -1
-        if computed < 0 or stepped <= computed:
-            return
-        if computed != last:
-            late.append(op)
-            last = computed
-    for op in late:
-        yield Finding("gradients are clipped after the step that used them", -1, int(context.frames[op]), op)
-
-
-@check(
     "learning-rate",
     Severity.ERROR,
     "These steps change nothing: look at how the rate is computed, and at what a scheduler makes of it.",
@@ -388,8 +350,9 @@ def graph_kept(context: ProblemContext) -> Iterator[Finding]:
     """A tensor with its graph, made at one line in every step, and each is still held at the end."""
     record = context.derived(LoopRecord)
     steps = sorted(step.position for step in record.steps)
+    begins = [step.first_op for step in innermost_steps(context.index.step_infos)]
     rows = context.data.allocations
-    if len(steps) < _LEAST_STEPS + 1 or not len(rows) or context.data.info.get("last"):
+    if len(begins) < _LEAST_STEPS + 1 or not steps or not len(rows) or context.data.info.get("last"):
         return
     data = context.data
     has_graph = (data.values.flags & REQUIRES_GRAD) != 0
@@ -413,9 +376,9 @@ def graph_kept(context: ProblemContext) -> Iterator[Finding]:
         freed = len(steps) if end < 0 else bisect_right(steps, int(np.searchsorted(starts, end)))
         if freed >= len(steps):  # after the last step, or never
             line = context.visible(int(context.frames[producer])), context.name(producer)
-            kept.setdefault(line, {})[bisect_right(steps, producer)] = value
+            kept.setdefault(line, {})[bisect_right(begins, producer) - 1] = value
     for by_step in kept.values():
-        if len(by_step) >= len(steps) - 1 and all(step in by_step for step in range(1, len(steps) - 1)):
+        if len(by_step) >= len(begins) - 1 and all(step in by_step for step in range(1, len(begins) - 1)):
             value = by_step[min(by_step)]
             op = context.producer(value)
             size = bytes_text(context.meta(value).nbytes)

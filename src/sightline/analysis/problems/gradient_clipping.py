@@ -1,25 +1,62 @@
-"""Gradients that a `GradScaler` has multiplied, used as if it had not."""
+"""Gradients that are clipped too late, after the step, or too early, while a scaler has multiplied them."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import BACKWARD, ProblemContext
+from sightline.analysis.problems.context import BACKWARD, FORWARD, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.data.nonfinite_rule import INF, argument_states
 from sightline.data.trace_data import PHASES
 
-UNSCALES: Final = frozenset({"_amp_foreach_non_finite_check_and_unscale_"})
-CLIPPING_FILE: Final = "nn/utils/clip_grad.py"
+_UNSCALES: Final = frozenset({"_amp_foreach_non_finite_check_and_unscale_"})
+_FILE: Final = "nn/utils/clip_grad.py"
 _CLIPPING_FUNCTIONS: Final = (
     "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_grads_with_norm_",
 )  # fmt: skip
 _OPTIMIZER: Final = PHASES.index("optimizer")
 _MAX_OPS: Final = 64  #: between the scale and the number it began with
+
+
+@check(
+    "clipped-after-step",
+    Severity.ERROR,
+    "The step has used the gradients as they were. Clip them between loss.backward() and optimizer.step().",
+)
+def clipped_after_step(context: ProblemContext) -> Iterator[Finding]:
+    """Gradients are clipped after the optimizer has used them."""
+    record = context.derived(LoopRecord)
+    data = context.data
+    clipping = {id for id, code in enumerate(data.codes) if code.file.replace("\\", "/").endswith(_FILE)}
+    if not clipping or not record.steps or not record.backward:
+        return
+    inside = [code in clipping for code in data.frames.code.tolist()]
+    parents = data.frames.parent.tolist()
+    for frame, parent in enumerate(parents):  # a frame comes after the one that called it
+        inside[frame] = inside[frame] or (parent >= 0 and inside[parent])
+    positions = sorted({step.position for step in record.steps})
+    late: list[int] = []
+    last = -1
+    for op, frame in enumerate(data.ops.frame.tolist()):
+        if frame < 0 or not inside[frame] or data.ops.phase[op] != FORWARD:
+            continue
+        before = bisect_left(record.backward, op)
+        computed = record.backward[before - 1] if before else -1
+        step = bisect_left(positions, op + 1)
+        stepped = positions[step - 1] if step else -1
+        if computed < 0 or stepped <= computed:
+            return
+        if computed != last:
+            late.append(op)
+            last = computed
+    for op in late:
+        yield Finding("gradients are clipped after the step that used them", -1, int(context.frames[op]), op)
 
 
 @check(
@@ -30,7 +67,7 @@ _MAX_OPS: Final = 64  #: between the scale and the number it began with
 )
 def clipped_while_scaled(context: ProblemContext) -> Iterator[Finding]:
     """Gradients are clipped after the backward pass of a scaled loss and before they are unscaled."""
-    unscales = {op: _storages(context, op) for op in np.flatnonzero(context.named(UNSCALES)).tolist()}
+    unscales = {op: _storages(context, op) for op in np.flatnonzero(context.named(_UNSCALES)).tolist()}
     if not unscales:
         return
     backward = np.flatnonzero(context.aten & (context.data.ops.phase == BACKWARD))
@@ -74,7 +111,7 @@ def _clipping_calls(context: ProblemContext) -> list[_ClippingCall]:
     for code, parent in zip(data.frames.code.tolist(), data.frames.parent.tolist(), strict=True):
         outer = outermost[parent] if parent >= 0 else (-1, "")
         file, function = data.codes[code].file.replace("\\", "/"), data.codes[code].function
-        clips = file.endswith(CLIPPING_FILE) and function in _CLIPPING_FUNCTIONS
+        clips = file.endswith(_FILE) and function in _CLIPPING_FUNCTIONS
         outermost.append((parent, function) if clips and not outer[1] else outer)
     calls: list[_ClippingCall] = []
     open_call = (-1, "")
