@@ -84,7 +84,7 @@ def _spread_text(index: Index, source: NonFiniteOp, spread: Spread) -> str:
     if spread.gradients:
         return f"The {kind} is in {spread.gradients:,} gradients: an update with them destroys the weights."
     if spread.is_loss:
-        return f"The {kind} is the loss itself, whose number no gradient is computed from."
+        return f"The {kind} is the loss itself; no gradient that was measured has it from there."
     if spread.reaches_loss:
         return f"The {kind} has reached the loss."
     if not spread.measured_later:
