@@ -9,7 +9,7 @@ JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 VIEWER := src/sightline/page/viewer.js
-.PHONY: help demo test engine viewer lint format types imports schema unit plain examples sanitize fuzz goldens pictures bench clean
+.PHONY: help demo test engine viewer lint format types imports schema unit plain examples sanitize fuzz goldens pictures docs bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,10 @@ goldens: $(READY) ## rewrite tests/goldens from what the views print now
 
 pictures: $(READY) ## draw docs/pictures again; needs graphviz
 	$(BIN)/python docs/pictures.py
+
+docs: $(READY) ## build the documentation site into build/site; a link that leads nowhere fails
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@echo "The site is build/site/index.html."
 
 # The alternatives that can be installed are measured in the same process.
 $(VENV)/.bench: $(READY)

@@ -39,7 +39,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "argument_checks": frozenset({"errors"}),
     "hints": frozenset({"errors", "argument_checks"}),
     "options": frozenset({"errors", "argument_checks"}),
-    "patterns": frozenset({"errors"}),
+    "patterns": frozenset({"errors", "hints"}),
     "process_rank": frozenset(),
     "text_encoding": frozenset(),
     "threads": frozenset(),

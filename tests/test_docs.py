@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import sightline as sl
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -114,3 +116,17 @@ def test_every_file_that_a_document_names_is_there() -> None:
     }
     text = (ROOT / "docs/architecture.md").read_text("utf-8")
     assert [name for name in re.findall(r"`[\w./]*?(\w+\.(?:py|cpp|h))`", text) if name not in names] == []
+
+
+def test_the_site_builds_and_every_link_of_it_leads_somewhere(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    done = subprocess.run(
+        [*build, ROOT / "docs", tmp_path / "site"],
+        capture_output=True, text=True, check=False, env=_environment(),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (tmp_path / "site/reference.html").read_text("utf-8")
+    assert all(f'id="sightline.{name}"' in page for name in set(sl.__all__) - {"__version__"})
+    assert (tmp_path / "site/searchindex.js").exists()
+    readme = (tmp_path / "site/readme.html").read_text("utf-8")
+    assert 'href="views.html"' in readme

@@ -372,10 +372,6 @@ class TraceBuilder:
         return id
 
 
-_WIDE = {"start", "duration", "flops", "offset"}
-_NARROW = {"level", "flavour", "phase", "flags", "thread", "kind"}
-
-
 def _columns(kind: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for field in kind.__dataclass_fields__:
@@ -385,8 +381,7 @@ def _columns(kind: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         elif field in ("inputs", "outputs"):
             columns[field] = np.array([id for row in rows for id in row[field]], dtype=np.int32)
         else:
-            dtype = np.int64 if field in _WIDE else np.int8 if field in _NARROW else np.int32
-            columns[field] = np.array([row[field] for row in rows], dtype=dtype)
+            columns[field] = np.array([row.get(field, -1) for row in rows], dtype=kind.declared[field].dtype)
     return columns
 
 

@@ -114,7 +114,8 @@ def main() -> int:
         return show_real(bugs)
     import sightline.cli
     import sightline.recording.recorder  # noqa: F401
-    from sightline.recording.native.engine import load, resolve_engine
+    from sightline.recording.engine_choice import resolve_engine
+    from sightline.recording.native.engine import load
 
     if resolve_engine("auto") == "native":
         load()

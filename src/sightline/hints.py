@@ -50,9 +50,11 @@ class Hint:
         """An option of `sightline.trace`, and of ``sightline run``.
 
         >>> Hint.recording("ops", "both")
-        Hint(python="ops='both'", command='sightline run --ops both')
+        Hint(python='ops="both"', command='sightline run --ops both')
         """
-        return cls(f"{name}={_text(value)}", f"sightline run {_flag(name, value).replace(chr(39), '')}")
+        written = f'"{value}"' if isinstance(value, str) else argument_text(value)
+        flag = f"--{name}" if value is True else f"--{name} {value}"
+        return cls(f"{name}={written}", f"sightline run {flag}")
 
     @classmethod
     def view(cls, name: str) -> Hint:

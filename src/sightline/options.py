@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
@@ -185,6 +185,53 @@ class Check:
         raise UsageError(
             f'check={argument_text(argument)} is not a choice; it is "nonfinite" or sl.Check(…).'
         )
+
+
+_CHOICES: Final = {
+    "ops": ("none", "api", "aten", "both"),
+    "live": (None, "code", "log"),
+    "compiled": ("opaque", "eager"),
+    "time": ("host", "device"),
+    "engine": ("auto", "native", "python"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingOptions:
+    """The options of `sightline.trace`, as they are given there: checked, and turned into their classes.
+
+    >>> RecordingOptions(capture="blocks.*").capture.modules
+    ('blocks.*',)
+    """
+
+    ops: str = "both"
+    live: str | None = None
+    capture: Any = None  #: a `Capture` or None, from here on
+    stats: Any = None  #: a `Stats` or None
+    check: Any = None  #: a `Check` or None
+    last: int | None = None
+    path: Any = None  #: a `Bundle` or None
+    name: str | None = None
+    compiled: str = "opaque"
+    time: str = "host"
+    engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check each option, and which go together."""
+        for name, choices in _CHOICES.items():
+            one_of(name, getattr(self, name), choices)
+        for name, kind in (("capture", Capture), ("stats", Stats), ("check", Check), ("path", Bundle)):
+            object.__setattr__(self, name, kind.of(getattr(self, name)))
+        if self.path is None and self.capture is not None and self.capture.format == "pt":
+            raise UsageError('Capture(format="pt") writes files: say where with path="run.sight".')
+        if self.last is not None and (type(self.last) is not int or self.last < 1):
+            raise UsageError(
+                f"last={argument_text(self.last)} is how many ops to keep: a whole number from 1 up."
+            )
+        if self.check is not None and self.ops == "none":
+            raise UsageError('check="nonfinite" looks at ops: use ops="api", "aten" or "both" with it.')
+        if self.time == "device" and self.ops == "none":
+            raise UsageError('time="device" says what each op took: use ops="api", "aten" or "both" with it.')
 
 
 def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from sightline.errors import NothingMatched
+from sightline.hints import Hint
 
 
 def path_matches(pattern: str, path: str) -> bool:
@@ -135,7 +136,7 @@ def module_matches(pattern: str, module: ModulePaths) -> bool:
 def no_module_matched(pattern: str, modules: Iterable[ModulePaths]) -> NothingMatched:
     """The error for a pattern that matches no module of a trace, with the nearest paths."""
     names = did_you_mean(pattern, (path for module in modules for path in module.aliases))
-    return NothingMatched(f"module={pattern!r} matches no module of this trace{names}")
+    return NothingMatched(f"{Hint.option('module', pattern)} matches no module of this trace{names}")
 
 
 def choices_text(names: Iterable[str]) -> str:

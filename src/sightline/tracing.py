@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 from sightline.api import Trace
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import UsageError
-from sightline.options import Bundle, Capture, Check, Stats, one_of
+from sightline.options import Bundle, Capture, Check, RecordingOptions, Stats
 from sightline.process_rank import path_of_rank
 
 if TYPE_CHECKING:
@@ -101,46 +101,20 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         time: Literal["host", "device"] = "host",
         engine: Literal["auto", "native", "python"] = "auto",
     ) -> None:
-        one_of("ops", ops, ("none", "api", "aten", "both"))
-        one_of("live", live, (None, "code", "log"))
-        one_of("compiled", compiled, ("opaque", "eager"))
-        one_of("time", time, ("host", "device"))
-        one_of("engine", engine, ("auto", "native", "python"))
-        captures, statistics, nonfinite = Capture.of(capture), Stats.of(stats), Check.of(check)
-        bundle = Bundle.of(path)
-        if bundle is None and captures is not None and captures.format == "pt":
-            raise UsageError('Capture(format="pt") writes files: say where with path="run.sight".')
-        if last is not None and (type(last) is not int or last < 1):
-            raise UsageError(f"last={argument_text(last)} is how many ops to keep: a whole number from 1 up.")
-        if nonfinite is not None and ops == "none":
-            raise UsageError('check="nonfinite" looks at ops: use ops="api", "aten" or "both" with it.')
-        if time == "device" and ops == "none":
-            raise UsageError('time="device" says what each op took: use ops="api", "aten" or "both" with it.')
-        from sightline.recording.recorder import Recorder, RecordingOptions, check_model
+        options = RecordingOptions(
+            ops=ops, live=live, capture=capture, stats=stats, check=check, last=last, path=path, name=name,
+            compiled=compiled, time=time, engine=engine,
+        )  # fmt: skip
+        from sightline.recording.recorder import Recorder, check_model
 
         check_model(model)
         if time == "device":
             from sightline.recording.cuda_devices import check_device
 
             check_device()
+        folder = None if options.path is None else path_of_rank(Path(options.path.path))
         self._make: Callable[[], Recorder] = lambda: Recorder(
-            model,
-            ops,
-            name,
-            compiled,
-            RecordingOptions(
-                watcher=_watcher(live, ops),
-                stats=statistics,
-                check=nonfinite,
-                capture=captures,
-                folder=None if bundle is None else path_of_rank(Path(bundle.path)),
-                last=last,
-                engine=engine,
-                source=bundle is None or bundle.source,
-                environment=bundle is None or bundle.environment,
-                overwrite=bundle is not None and bundle.overwrite,
-                time=time,
-            ),
+            model, options, folder=folder, watcher=_watcher(live, ops)
         )
 
     _recorder: Recorder | None = None

@@ -67,10 +67,10 @@ def test_steps_are_the_calls_the_user_wrote() -> None:
 
 def test_aten_ops_when_asked_for() -> None:
     t = recorded()
-    assert names(t, "Residual", ops="aten") == [
+    assert names(t, "Residual", level="aten") == [
         "add.Tensor", "transpose.int", "transpose.int", "relu_", "addmm", "t", "ones",
     ]  # fmt: skip
-    assert names(t, "Residual", ops="aten") == names(recorded("aten"), "Residual")
+    assert names(t, "Residual", level="aten") == names(recorded("aten"), "Residual")
 
 
 def test_api_calls_alone_and_module_calls_alone() -> None:
@@ -111,7 +111,7 @@ def test_a_gradient_is_told_by_the_backward_passes_that_made_it() -> None:
 
 
 def test_a_backward_op_has_the_line_of_its_forward_op() -> None:
-    for step in told(recorded(), "fc.weight.grad", ops="aten").steps[:3]:
+    for step in told(recorded(), "fc.weight.grad", level="aten").steps[:3]:
         assert (step.code, step.phase) == ("h = self.fc(x)", "backward")
 
 
@@ -227,10 +227,10 @@ def test_wrong_options_are_one_sentence() -> None:
     t = recorded("aten")
     with pytest.raises(UsageError, match="depth=0 must be a whole number from 1 up"):
         told(t, "fc", depth=0)
-    with pytest.raises(UsageError, match="ops='both' is no level; choose 'api' or 'aten'"):
-        told(t, "fc", ops="both")
-    with pytest.raises(NothingMatched, match="ops='api': this trace has no api ops; it has aten ops"):
-        told(t, "fc", ops="api")
+    with pytest.raises(UsageError, match="level='both' is no level; choose 'api' or 'aten'"):
+        told(t, "fc", level="both")
+    with pytest.raises(NothingMatched, match="level='api': this trace has no api ops; it has aten ops"):
+        told(t, "fc", level="api")
 
 
 def test_a_row_of_an_earlier_snapshot_is_looked_up_there() -> None:
@@ -302,7 +302,7 @@ def test_a_long_chain_is_walked_once(residual: bool) -> None:
 def test_every_value_of_an_odd_trace_has_a_lineage(make: object, ops: str) -> None:
     t = make()  # type: ignore[operator]
     for value in t.values:
-        found = told(t, value, ops=ops)
+        found = told(t, value, level=ops)
         positions = [child for step in found.steps for child in step.children]
         assert sorted(positions) == list(range(1, len(found.steps)))  # each is told once
         assert all(step.values for step in found.steps)

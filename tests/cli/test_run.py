@@ -362,7 +362,7 @@ def test_device_time_without_a_device(tmp_path: Path) -> None:
     done = run(tmp_path, "--time", "device", "net.py")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        'Error: --time "device" reads what a CUDA device spends, and torch sees none here: leave it out, or '
+        "Error: --time device reads the times of a CUDA device, and torch sees none here: leave it out, or "
         "record where torch.cuda.is_available().\n"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.py"]

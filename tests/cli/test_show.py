@@ -44,7 +44,9 @@ def test_the_order_of_calls(run: Path) -> None:
 def test_filters_are_those_of_the_views(run: Path) -> None:
     trace = sl.load(run)
     code = ["--view", "code", "--module", "blocks.*", "--op", "*mm*", "--phase", "forward"]
-    wanted = trace.code(module="blocks.*", op="*mm*", phase="forward", names=True, torch_frames=True)
+    wanted = trace.code(
+        module="blocks.*", op="*mm*", phase="forward", names=True, torch_frames=True, fold=False
+    )
     assert told("show", run, *code, "--names", "--torch-frames", "--no-fold") == f"{wanted}\n"
     wanted = trace.code(level="api", stats=False, tail=9, depth=2)
     options = ["--level", "api", "--no-stats", "--tail", 9, "--depth", 2]
@@ -60,7 +62,8 @@ def test_filters_are_those_of_the_views(run: Path) -> None:
     assert told("show", run, "--view", "memory", *options) == f"{held}\n"
     source = trace.source(file="recorded.py", op="relu")
     assert told("show", run, "--view", "source", "--file", "recorded.py", "--op", "relu") == f"{source}\n"
-    found = trace.problems(kind="non-finite", module="blocks.0")
+    with for_command_line():
+        found = trace.problems(kind="non-finite", module="blocks.0")
     assert (
         told("show", run, "--view", "problems", "--kind", "non-finite", "--module", "blocks.0")
         == f"{found}\n"

@@ -1,4 +1,4 @@
-"""`sl.diff`: the verdict, the first true divergence, and what is said of input that is not enough."""
+"""`sl.diff`: the verdict, the first true divergence, and the notes on recordings that lack something."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_a_constant_that_differs_is_found_without_statistics() -> None:
     assert "factor 0.25 against 0.5" in diff.divergence.text
 
 
-def test_different_models_are_said_to_be_such() -> None:
+def test_different_models_are_named_as_such() -> None:
     other = nn.Sequential(nn.Conv1d(5, 3, 3), nn.Tanh(), nn.MaxPool1d(2))
     diff = sl.diff(recorded(net()), recorded(other))
     assert any(note.startswith("these look like different models") for note in diff.notes)
@@ -316,7 +316,7 @@ def test_a_recording_that_ended_early_says_so() -> None:
     with pytest.raises(RuntimeError), sl.trace(model, stats=True) as trace:
         model(torch.ones(2, 3))
     diff = sl.diff(recorded(net()), trace)
-    assert "b ended with an exception: what ran before it is compared" in diff.notes
+    assert "b ended with an exception: the ops before it are compared" in diff.notes
     ring = recorded(net(), last=10)
     assert any("last 10 ops" in note for note in sl.diff(recorded(net()), ring).notes)
 
@@ -335,7 +335,7 @@ def test_wrong_options_are_answered_in_one_sentence(options: dict[str, Any], sen
         sl.diff(trace, trace, **options)
 
 
-def test_what_cannot_be_compared_is_refused_in_one_sentence() -> None:
+def test_arguments_that_cannot_be_compared_are_refused_in_one_sentence() -> None:
     trace = recorded(net())
     with pytest.raises(sl.UsageError, match="compares two recordings, two paths of them, or two models"):
         sl.diff(trace, 3)

@@ -1,7 +1,7 @@
 """Recordings that lack something: of other models, without statistics, cut off, damaged, of another format.
 
-Each case goes through ``sl.diff`` and through ``sightline diff``: a sentence says what can still be compared,
-and that is compared.
+Each case goes through ``sl.diff`` and through ``sightline diff``: a sentence names the parts that can
+still be compared, and these are compared.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def copied(source: Path, tmp_path: Path) -> Path:
 
 
 def both(a: Path, b: Path, code: int = 3) -> tuple[sl.Diff, str]:
-    """The comparison from Python and what the command prints; its exit code in CI must be this."""
+    """The comparison from Python and the output of the command; its exit code in CI must be this."""
     ran = invoke("diff", a, b, "--fail-on", "divergence")
     assert ran.exit_code == code, ran.output
     return sl.diff(a, b), " ".join(ran.output.split())
@@ -175,7 +175,7 @@ def test_without_ops(runs: Path, tmp_path: Path) -> None:
 
 def test_a_killed_process(runs: Path, killed: Path) -> None:
     diff, printed = both(runs / "a.sight", killed)
-    assert diff.notes == ["b is cut off: what was written before its process ended is compared"]
+    assert diff.notes == ["b is cut off: the part written before its process ended is compared"]
     assert _FACTOR in printed
     assert diff.notes[0] in printed
 
@@ -256,7 +256,7 @@ def cut_tensors(copy: Path) -> str:
 
 
 @pytest.mark.parametrize("damage", [damaged_statistics, missing_tensors, cut_tensors])
-def test_what_is_damaged_is_left_out(runs: Path, tmp_path: Path, damage: Callable[[Path], str]) -> None:
+def test_damaged_parts_are_left_out(runs: Path, tmp_path: Path, damage: Callable[[Path], str]) -> None:
     copy = copied(runs / "kept_b.sight", tmp_path)
     sentence = damage(copy)
     diff, printed = both(runs / "kept_a.sight", copy)

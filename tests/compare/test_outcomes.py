@@ -1,4 +1,4 @@
-"""The verdict of a diff covers what leaves the runs: outputs, losses, results, gradients, updated weights."""
+"""The verdict of a diff covers all outcomes: outputs, losses, results, gradients, updated weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Code = Callable[[Tensor], Any]
 
 
 def _ran(after: Code | None = None, *, train: bool = False, **options: Any) -> sl.Trace:
-    """A recording of a model, of code on its output, and of training on what that returns."""
+    """A recording of a model, of code on its output, and of training on the result."""
     model, x = net(), inputs()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with sl.trace(model, **{"stats": True, **options}) as trace:
@@ -46,7 +46,7 @@ def _entropy(y: Tensor) -> Any:
     return torch.logsumexp(y, -1).mean()
 
 
-# -- differences among what has no partner -----------------------------------------------------------------
+# -- differences among values without a partner --------------------------------------------------------
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -119,7 +119,7 @@ def test_an_output_that_differs_is_a_difference_although_no_op_is_found() -> Non
     assert "; no op was found where that begins" in text
 
 
-# -- what was not compared -----------------------------------------------------------------------------------
+# -- values that were not compared --------------------------------------------------------------------
 
 UNKNOWN: dict[str, tuple[Code | None, Code | None, str]] = {
     "a result that one run lacks": (lambda y: y.sum(), None, "Tensor.sum at {}: b has no counterpart of it"),
@@ -134,9 +134,9 @@ UNKNOWN: dict[str, tuple[Code | None, Code | None, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", UNKNOWN)
-def test_the_verdict_is_unknown_where_something_was_not_compared(what: str) -> None:
-    one, other, sentence = UNKNOWN[what]
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_the_verdict_is_unknown_where_something_was_not_compared(case: str) -> None:
+    one, other, sentence = UNKNOWN[case]
     diff = _diff(one, other)
     assert diff.verdict == "unknown"
     name, _, why = sentence.partition("{}")
@@ -215,9 +215,9 @@ EQUAL: dict[str, tuple[Code | None, Code | None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", EQUAL)
-def test_equal_programs_are_compared_in_full(what: str) -> None:
-    diff = _diff(*EQUAL[what])
+@pytest.mark.parametrize("case", EQUAL)
+def test_equal_programs_are_compared_in_full(case: str) -> None:
+    diff = _diff(*EQUAL[case])
     assert diff.verdict in ("same", "close"), str(diff)
     assert diff.uncompared == []
 

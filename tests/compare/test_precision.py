@@ -1,4 +1,4 @@
-"""Float32 products in TF32 are told from a divergence by the precision that was recorded."""
+"""Float32 products in TF32 differ from a divergence by the precision that was recorded."""
 
 from __future__ import annotations
 

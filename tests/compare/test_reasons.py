@@ -53,12 +53,12 @@ EQUAL = {
 }
 
 
-@pytest.mark.parametrize("what", EQUAL)
+@pytest.mark.parametrize("case", EQUAL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_comes_to_the_same_is_no_divergence(what: str, dtype: torch.dtype) -> None:
-    if what == "a sign that is squared away" and dtype == torch.bfloat16:
+def test_equal_computations_are_no_divergence(case: str, dtype: torch.dtype) -> None:
+    if case == "a sign that is squared away" and dtype == torch.bfloat16:
         pytest.skip("in a coarse precision a difference may drown, so a changed sign counts")
-    diff = _compared(*EQUAL[what], dtype)
+    diff = _compared(*EQUAL[case], dtype)
     assert diff.divergence is None, str(diff)
 
 
@@ -78,12 +78,12 @@ DIFFERENT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", DIFFERENT)
+@pytest.mark.parametrize("case", DIFFERENT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_reason_is_named(what: str, dtype: torch.dtype) -> None:
+def test_the_reason_is_named(case: str, dtype: torch.dtype) -> None:
     import re
 
-    one, other, kind, text = DIFFERENT[what]
+    one, other, kind, text = DIFFERENT[case]
     found = _compared(one, other, dtype).divergence
     assert found is not None
     assert found.reason.kind == kind, found.text
@@ -189,7 +189,7 @@ def test_a_weight_in_another_order_is_named_though_its_statistics_agree(dtype: t
     )
 
 
-def test_results_of_one_line_are_told_apart() -> None:
+def test_results_of_one_line_are_distinguished() -> None:
     def middle(which: int) -> Any:
         def run(_: Any, x: Tensor) -> Tensor:
             parts = [x * factor for factor in (2.0, 3.0)]
@@ -223,9 +223,9 @@ DRAWS: dict[str, tuple[Any, Any, int, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", DRAWS)
-def test_random_numbers_are_the_reason_only_where_they_differ(what: str) -> None:
-    one, other, seed, kind, text = DRAWS[what]
+@pytest.mark.parametrize("case", DRAWS)
+def test_random_numbers_are_the_reason_only_where_they_differ(case: str) -> None:
+    one, other, seed, kind, text = DRAWS[case]
     traces = []
     for middle, offset in ((one, 0), (other, seed)):
         torch.manual_seed(0)

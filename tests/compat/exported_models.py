@@ -1,4 +1,4 @@
-"""Models that DLBacktrace's documents trace, and a prediction compared with what the model returns."""
+"""Models that DLBacktrace's documents trace, and a prediction compared with the output of the model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def output(node_io: dict[str, dict[str, Any]]) -> Any:
 
 
 def assert_predicts(dlb: DLBacktrace, *inputs: Any, **kwargs: Any) -> dict[str, dict[str, Any]]:
-    """A prediction with what the model itself returns."""
+    """A prediction with the output of the model itself."""
     node_io = dlb.predict(*inputs, **kwargs)
     with torch.no_grad():
         torch.testing.assert_close(output(node_io), dlb.model(*inputs, **kwargs))

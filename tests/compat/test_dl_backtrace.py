@@ -163,7 +163,7 @@ def test_a_cnn_at_other_sizes() -> None:
     assert len(dlb._traces) == 1
 
 
-# -- what a prediction holds -----------------------------------------------------------------------
+# -- contents of a prediction ----------------------------------------------------------------------
 
 
 def test_every_node_has_its_twelve_keys_in_the_order_of_the_graph() -> None:

@@ -76,13 +76,13 @@ def test_a_diagnosis_before_tracing_names_the_line(capsys: pytest.CaptureFixture
     found = diagnose_model_compatibility(Branching(), torch.randn(3))
     [issue] = found["issues"]
     assert re.match(
-        r"\S*test_dl_backtrace_methods\.py:\d+ in .*forward \(`if x\.sum\(\) > 0:`\): what happens", issue
+        r"\S*test_dl_backtrace_methods\.py:\d+ in .*forward \(`if x\.sum\(\) > 0:`\): it depends on", issue
     )
     assert (found["model_type"], list(found["forward_params"]), found["warnings"]) == ("Branching", ["x"], [])
     assert capsys.readouterr().out == f"Branching(x) cannot be traced\n  issue: {issue}\n"
 
 
-def test_a_diagnosis_says_what_a_graph_does_not_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_diagnosis_names_the_limits_of_a_graph(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
     dlb = DLBacktrace(model, torch.randn(4, 3))
     found = dlb.diagnose_model_compatibility()
@@ -151,7 +151,7 @@ def test_a_picture_without_a_format_in_its_name_is_a_png(tmp_path: Path) -> None
     assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_verbose_says_what_was_traced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_prints_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
     dlb = DLBacktrace(nn.ReLU(), torch.randn(2, 3), verbose=True)
     assert "3 nodes" in capsys.readouterr().out
     dlb.predict(torch.randn(2, 3))

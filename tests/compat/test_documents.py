@@ -1,6 +1,6 @@
-"""The examples of the four tools' documents, with their own imports: a front door is in the tool's place.
+"""The examples of the four tools' documents, with their own imports: sightline takes the tool's place.
 
-Each test is one block of code of a document. What the blocks leave open (a model, inputs) is made here.
+Each test is one block of code of a document. The parts that they leave open (a model, inputs) are here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_torch_code_tracing_usage(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_tracy_nn_start_and_stop(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both documents begin with it; the page shows what it prints."""
+    """Both documents begin with it; the page shows its output."""
     execute(
         """
         import torch

@@ -85,7 +85,7 @@ def run(code: str, scope: dict[str, Any]) -> Any:
     return eval(compiled, scope)
 
 
-#: What rows of code give, where that is what the row is about.
+#: Results of rows of code whose subject is the result.
 VALUES: dict[str, Callable[[Any], bool]] = {
     "mode.traces": lambda traces: len(traces) == 6,
     "mode.traces[0].op_str": lambda text: text == "t(f32[8, 4]) -> f32[4, 8]",

@@ -1,4 +1,4 @@
-"""`TracingMode`: the lines it prints, what it keeps, and a script written for the other package."""
+"""`TracingMode`: the lines it prints, the traces it keeps, and a script written for the other package."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_lists_are_written_out() -> None:
     assert "cat([f32[2], f32[2], f32[2], f32[2], f32[2]]) -> f32[10];" in mode.format()
 
 
-def test_what_ran_before_an_exception_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ops_before_an_exception_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError), TracingMode(color=False) as mode:
         torch.ones(2, 3) @ torch.ones(2, 3)
     shown = capsys.readouterr().out

@@ -192,7 +192,7 @@ def test_one_counter_per_name_across_contexts_until_reset(tmp_path: Path) -> Non
     assert read(tmp_path / "manual.x.call0.pt").item() == 7
 
 
-def test_what_is_saved_is_a_detached_compact_copy(tmp_path: Path) -> None:
+def test_a_saved_tensor_is_a_detached_compact_copy(tmp_path: Path) -> None:
     saver = TensorSaver(tmp_path)
     big = torch.zeros(1000, 1000, requires_grad=True)
     path = saver.save("slice", big[0, :3])

@@ -1,4 +1,4 @@
-"""What torchspy's documents say, sentence by sentence, each a test of its own."""
+"""The sentences of torchspy's documents, each a test of its own."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_every_dtype_can_be_saved(saver: TensorSaver, tmp_path: Path, dtype: tor
     assert loaded(tmp_path, "x.call0.pt").equal(torch.ones(3, dtype=dtype))
 
 
-def test_what_is_saved_does_not_change_afterwards(saver: TensorSaver, tmp_path: Path) -> None:
+def test_a_saved_tensor_does_not_change_afterwards(saver: TensorSaver, tmp_path: Path) -> None:
     x = torch.zeros(2)
     saver.save("x", x)
     x.add_(1)
@@ -306,7 +306,7 @@ def test_a_module_that_is_not_registered_is_skipped_with_a_warning(
     assert text.startswith("Module path unknown for tensor 'x'")
 
 
-def test_saving_does_not_change_what_the_model_returns(saver: TensorSaver, model: Stack) -> None:
+def test_saving_does_not_change_the_output_of_the_model(saver: TensorSaver, model: Stack) -> None:
     x = torch.randn(3, 4)
     plain = model(x)
     saver.register_modules(model)
@@ -314,7 +314,7 @@ def test_saving_does_not_change_what_the_model_returns(saver: TensorSaver, model
         assert model(x).equal(plain)
 
 
-# -- what is logged ------------------------------------------------------------------------------------------
+# -- log messages --------------------------------------------------------------------------------------------
 
 
 def test_the_saver_s_lines(saver: TensorSaver, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

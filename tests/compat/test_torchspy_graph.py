@@ -190,7 +190,7 @@ def test_names_are_data_in_the_graph() -> None:
     assert source.count("[") == 1 + source.count('\\"];evil[')
 
 
-def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+def test_errors_of_the_command_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     for name, sentence in (("none.txt", "trace file not found"), ("empty.txt", "trace file is empty")):
         told = CliRunner().invoke(main, ["trace-graph", "--trace-file", str(tmp_path / name)])
@@ -205,7 +205,7 @@ def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
     assert "Examples:" in CliRunner().invoke(main, ["trace-graph", "--help"]).output
 
 
-# -- what torchspy's documents say, sentence by sentence --------------------------------------------------
+# -- torchspy's documents, sentence by sentence -----------------------------------------------------------
 
 
 def test_a_trace_file_is_read_line_by_line(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_number_in_front_is_a_name() -> None:
     ]
 
 
-def test_nodes_remember_where_they_were_first_seen_and_below_what() -> None:
+def test_nodes_remember_their_first_line_and_parents() -> None:
     tree = tg.build_tree(["a.x", "b.y", "a.z"])
     assert [tree.children[name].first_seen for name in "ab"] == [0, 1]
     assert tree.children["a"].children["z"].first_seen == 2

@@ -1,4 +1,4 @@
-"""What torchspy's documents say of `CallTracer`, and what it does where the original would fail."""
+"""`CallTracer` as torchspy's documents describe it, and where the original would fail."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_nothing_is_attached_to_a_layer_that_torch_would_not_fuse_then(tracer: C
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
 
 
-def test_only_what_is_reported_is_hooked(tracer: CallTracer, model: Stack) -> None:
+def test_only_reported_modules_are_hooked(tracer: CallTracer, model: Stack) -> None:
     tracer.register_hooks(model, (nn.Tanh,))
     assert [path for path, one in model.named_modules() if one._forward_hooks] == ["out.1"]
     tracer.remove_hooks()

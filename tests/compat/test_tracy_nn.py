@@ -24,9 +24,9 @@ from tests.recording.engines import BOTH_ENGINES
 
 torch.set_num_threads(1)
 
-X = torch.ones(2, 3)  # made outside of what is traced: making a tensor is an operation, too
+X = torch.ones(2, 3)  # outside the traced block: creating a tensor is an operation, too
 
-#: Every line there can be: a rail, a banner, the head of a block, what went in, what came out.
+#: Every possible line: a rail, a banner, the head of a block, inputs, outputs.
 RAILS = r"  (│  )*"
 FORMS = [
     RAILS + r"│",
@@ -150,7 +150,7 @@ class Operands(nn.Module):
         return both / rest
 
     def scale(self, weights: torch.Tensor) -> torch.Tensor:
-        """Assigns what is not an operator, and more than one."""
+        """Assigns calls that are no operators, and several operators."""
         half, weights = weights / 2, weights.exp()
         return half * 2 if half.shape else weights
 
@@ -273,7 +273,7 @@ def test_operators_have_their_sides_as_they_are_written(capsys: pytest.CaptureFi
     ]  # fmt: skip
 
 
-def test_modules_say_what_they_are_set_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_modules_show_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Conv1d(3, 2, 3, bias=False))
     ids = torch.zeros(2, 3, dtype=torch.int64)
     with Tracer("Settings").trace(model):
@@ -283,11 +283,11 @@ def test_modules_say_what_they_are_set_to(capsys: pytest.CaptureFixture[str]) ->
         "  ● 0 (Embedding) (num_embeddings: 9, embedding_dim: 4)",
         "  ● 1 (LayerNorm) (normalized_shape: (4,), eps: 1e-05, elementwise_affine: True)",
         "  ● 2 (Conv1d) (in_channels: 3, out_channels: 2, kernel_size: (3,), stride: (1,), bias: False)",
-        "  ● F.softmax(dim=-1) @ [test_modules_say_what_they_are_set_to]",
+        "  ● F.softmax(dim=-1) @ [test_modules_show_their_settings]",
     ]
 
 
-def test_an_exception_passes_and_what_led_to_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_passes_and_the_calls_before_it_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     model, tracer, wrong = Nested(), Tracer("Nested"), torch.ones(2, 4)
     with pytest.raises(RuntimeError), tracer.trace(model):
         model(wrong)
@@ -309,7 +309,7 @@ def test_nothing_in_torch_is_replaced_and_training_is_left_out(capsys: pytest.Ca
     assert capsys.readouterr().out.count("●") == 4
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_an_object_that_is_no_model_is_refused() -> None:
     with pytest.raises(UsageError, match=r"takes a torch\.nn\.Module"):
         trace_model(3, "three")
     tracer = Tracer("three")
@@ -367,7 +367,7 @@ def test_a_script_of_its_own(tmp_path: Path) -> None:
     ]
 
 
-def test_a_module_of_the_users_own_shows_what_runs_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_of_the_users_own_shows_the_calls_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(Doubled())
     with trace_model(model):
         model(X)
@@ -378,7 +378,7 @@ def test_a_module_of_the_users_own_shows_what_runs_in_it(capsys: pytest.CaptureF
     assert "● Tensor.* @ [Doubled.forward]" in out
 
 
-def test_a_tracer_without_a_model_traces_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tracer_without_a_model_traces_everything(capsys: pytest.CaptureFixture[str]) -> None:
     linear = nn.Linear(3, 2)
     with Tracer() as tracer:
         linear(X)
@@ -418,7 +418,7 @@ def test_layers_of_torch_name_all_they_are_set_to(capsys: pytest.CaptureFixture[
         assert f"  ● {head}" in capsys.readouterr().out
 
 
-def test_a_layer_derived_from_one_of_torchs_shows_what_runs_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layer_derived_from_one_of_torchs_shows_the_calls_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     class Scaled(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * 2

@@ -31,7 +31,7 @@ class _Outer(nn.Module):
         return y
 
 
-def test_none_and_what_is_no_tensor_are_shown_and_subscripts_as_they_are_written(
+def test_none_and_other_types_are_shown_and_subscripts_as_they_are_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model, x = _Outer(), torch.ones(4, 4)

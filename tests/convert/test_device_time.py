@@ -20,7 +20,7 @@ def asked(trace: Trace, query: str) -> list[tuple[Any, ...]]:
         return list(desk.rows)
 
 
-def test_what_devices_spent_on_ops_and_calls() -> None:
+def test_device_time_of_ops_and_calls() -> None:
     trace = on_a_device()
     assert asked(trace, "select device_ns from ops") == [(op.device_duration,) for op in trace.ops]
     calls = [(call.device_duration,) for call in trace.module_calls]
@@ -34,7 +34,7 @@ def test_without_device_time_it_is_null() -> None:
     assert asked(trace, "select count(*) from device_work") == [(0,)]
 
 
-def test_the_table_of_what_devices_did() -> None:
+def test_the_table_of_device_work() -> None:
     trace = on_a_device()
     [row] = asked(trace, "select * from device_work where kind = 'copy'")
     assert row[2:] == ("Memcpy HtoD", "copy", "cuda:0", 9, 2_000, 6_000, 10_000)
@@ -65,7 +65,7 @@ def test_the_timeline_has_a_track_for_each_stream(tmp_path: Path) -> None:
     assert spent == {op.id: (op.device_duration or 0) / 1000 for op in trace.ops if op.level == "aten"}
 
 
-def test_arrows_lead_from_the_op_to_what_it_asked_for(tmp_path: Path) -> None:
+def test_arrows_lead_from_the_op_to_its_device_work(tmp_path: Path) -> None:
     trace = on_a_device()
     trace.to_perfetto().save(tmp_path / "run.json")
     events = read(tmp_path / "run.json")

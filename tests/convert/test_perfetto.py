@@ -1,4 +1,4 @@
-"""The timeline is what the format asks for, with every op and call once, and says what the recording says."""
+"""The timeline follows the format, has every op and call once, and agrees with the recording."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_each_thread_has_its_tracks(tmp_path: Path) -> None:
     assert [names[track] for track in order] == ["phases", "phases of thread 2", "main thread", "thread 2"]
 
 
-def test_an_exception_is_marked_and_so_is_what_raised(tmp_path: Path) -> None:
+def test_an_exception_and_the_op_that_raised_it_are_marked(tmp_path: Path) -> None:
     events = written(ZOO["crashed"](), tmp_path)
     (mark,) = [event for event in events if event["ph"] == "i"]
     assert mark["args"]["exception"].startswith("RuntimeError: mat1 and mat2")
@@ -252,7 +252,7 @@ def test_an_old_file_is_replaced_through_a_link(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "real.json").read_text())["traceEvents"]
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"gone/run\.json cannot be written: No such file or directory\.$"):
         make_trace(1).to_perfetto().save(tmp_path / "gone" / "run.json")
     with pytest.raises(UsageError, match="is a folder: give the name of a file in it"):

@@ -1,4 +1,4 @@
-"""A query reads what it mentions, and nothing else happens."""
+"""A query reads the columns it mentions, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_joins_subqueries_windows_and_json_work() -> None:
     ) == [(len(TRACE.module_calls),)]
 
 
-def test_only_what_is_mentioned_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_columns_in_the_query_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[tuple[str, Sequence[str]]] = []
     really = module._insert_batch
 
@@ -150,7 +150,7 @@ def test_pragmas_by_the_back_door_are_refused() -> None:
         ("select '" + "x" * 100_000 + "'", "A query may have 100,000 characters; this one has 100,009."),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_a_sentence(query: str, said: str) -> None:
+def test_errors_are_one_sentence(query: str, said: str) -> None:
     assert refusal(query) == said
 
 

@@ -94,7 +94,7 @@ def test_parquet_reads_back_as_it_was(name: str, tmp_path: Path) -> None:
         )
 
 
-def test_parquet_takes_what_it_has_no_room_for(tmp_path: Path) -> None:
+def test_parquet_takes_values_out_of_its_range(tmp_path: Path) -> None:
     data = make_trace(1).data
     huge = TensorMeta((1 << 40, 1 << 40), None, "float32", "cpu")
     names = list(data.names)

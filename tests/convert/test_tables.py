@@ -1,4 +1,4 @@
-"""The tables say what the rows of a trace say."""
+"""The tables agree with the rows of a trace."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_other_names_are_of_tables_there_are() -> None:
     assert not set(ALIASES) & set(TABLES)
 
 
-def test_json_takes_what_json_has_no_word_for() -> None:
+def test_json_takes_values_that_json_does_not_have() -> None:
     assert json_text([float("inf"), float("nan"), 1.5]) == "[null,null,1.5]"
     assert json.loads(json_text("é\ud83d\ude00\udc00\0")) == "é😀\ufffd\0"
     assert json_text({"text": "\\ud"}) == '{"text":"\\\\ud"}'

@@ -1,4 +1,4 @@
-"""A strict reader of trace events: what the format says of each phase type, and that slices nest."""
+"""A strict reader of trace events: the rules of the format for each phase type, and that slices nest."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_a_valid_recording() -> None:
     ("work", "says"),
     [
         (Work(10, 20, -1), "device work 0 ends before it begins"),
-        (Work(21, 20, 1), "device work 0 begins before the host asked for it"),
+        (Work(21, 20, 1), "device work 0 begins before the host launched it"),
     ],
 )
 def test_what_cannot_be(work: Work, says: str) -> None:

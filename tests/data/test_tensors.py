@@ -255,7 +255,7 @@ def test_an_unknown_name_is_one_sentence_with_the_nearest(name: str, sentence: s
 
 
 def test_with_nothing_captured_the_sentence_says_how_to() -> None:
-    with pytest.raises(NotCaptured, match=r"ask for them with sl.trace\(…, capture=True\)\.$"):
+    with pytest.raises(NotCaptured, match=r"record with capture=True\.$"):
         held()["q"]
     assert repr(held()) == "<0 captured tensors>"
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from sightline.errors import SightlineError
-from sightline.recording.native.engine import resolve_engine
+from sightline.recording.engine_choice import resolve_engine
 from tests.fuzz.endings import check_endings
 from tests.fuzz.interrupting import PHASES, WAYS, at_places, at_random
 from tests.fuzz.running import Failure, fuzz

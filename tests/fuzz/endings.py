@@ -15,7 +15,7 @@ from typing import Any
 
 import sightline as sl
 from sightline.errors import SightlineError
-from sightline.recording.native.engine import resolve_engine
+from sightline.recording.engine_choice import resolve_engine
 from tests.fuzz.running import Failure
 
 SECONDS = 120  #: that one process may take

@@ -220,7 +220,7 @@ def test_the_report_says_which_line_fixed_a_size(capfd: pytest.CaptureFixture[st
         f"y  f32[1, {g.dynamic.dimensions[3].symbol}]",
         f"  {g.dynamic.dimensions[2]}",
         f"  dimension 1 is dynamic ({g.dynamic.dimensions[3].symbol}; 6 in the example)",
-        "made for",
+        "valid for",
         f"  x.shape[0] > 5  (tests/graph/test_exported.py:{line + 2} in Asks.forward)",
     ]
     assert [(one.input, one.dim) for one in g.dynamic.dynamic] == [("x", 0), ("y", 1)]
@@ -233,7 +233,7 @@ def test_the_report_says_which_line_fixed_a_size(capfd: pytest.CaptureFixture[st
 def test_a_condition_of_the_model_is_kept() -> None:
     g = export(Asks().eval(), (torch.randn(8, 8), torch.randn(2, 6)))
     with pytest.raises(
-        UsageError, match=r"made for x\.shape\[0\] > 5 \(.*\), which does not hold for x of shape \(3, 8\)"
+        UsageError, match=r"valid only for x\.shape\[0\] > 5 \(.*\), not for x of shape \(3, 8\)"
     ):
         g.run(torch.randn(3, 8), torch.randn(2, 6))
 
@@ -254,10 +254,10 @@ def test_fixed_sizes_and_torchs_own_description() -> None:
         UsageError, match=r"input must be f32\[2, 3\], but is f32\[4, 3\]: dimension 0 is fixed at 2"
     ):
         fixed.run(torch.randn(4, 3))
-    assert str(fixed.dynamic.fixed[0]) == "dimension 0 is fixed at 2 by dynamic=None, as asked for"
+    assert str(fixed.dynamic.fixed[0]) == "dimension 0 is fixed at 2 by dynamic=None, as requested"
     ranged = export(nn.ReLU(), x, dynamic=({0: torch.export.Dim("batch", min=2, max=6)},))
     assert ranged.run(torch.randn(6, 3)).output.shape == (6, 3)
-    with pytest.raises(UsageError, match=r"made for input\.shape\[0\] <= 6"):
+    with pytest.raises(UsageError, match=r"valid only for input\.shape\[0\] <= 6"):
         ranged.run(torch.randn(7, 3))
 
 
@@ -304,7 +304,7 @@ def test_an_export_that_takes_long_says_where(capsys: pytest.CaptureFixture[str]
         line,
     )
     export(nn.ReLU(), torch.ones(2, 3))
-    assert capsys.readouterr().err == ""  # what is quick says nothing
+    assert capsys.readouterr().err == ""  # a quick export prints nothing
 
 
 def test_fixed_sizes_where_dynamic_ones_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_one_error_names_the_line_and_nothing_is_left_changed(capfd: pytest.Capt
         export(model, x)
     assert str(caught.value) == (
         f"The model cannot be exported: tests/graph/test_exported.py:{line} in forward (`if x.sum() > 0:`): "
-        "what happens there depends on the numbers in a tensor, which an export does not have. A recorded "
+        "it depends on the numbers in a tensor, which an export does not have. A recorded "
         "run has a graph too: `with sl.trace(model) as t: model(…)`, then `t.graph()`."
     )
     assert caught.value.__cause__ is not None
@@ -384,8 +384,8 @@ def test_what_forward_leaves_on_the_model_is_said_in_a_sentence() -> None:
         g = export(model, torch.ones(2, 3))
     (note,) = g.dynamic.notes
     assert note == (
-        "forward sets first and 1 more on the model, which a graph does not: what one call leaves for the "
-        "next must be a buffer (register_buffer)."
+        "forward sets first and 1 more on the model, which a graph does not: state that one call leaves "
+        "for the next must be a buffer (register_buffer)."
     )
 
 

@@ -1,4 +1,4 @@
-"""Every format: what it says, that it is read by those it is for, and that names are data in all of them."""
+"""Every format: its content, that its own tools can read it, and that names are data in all of them."""
 
 from __future__ import annotations
 

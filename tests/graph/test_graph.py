@@ -147,7 +147,7 @@ def test_pruning_parameters_leaves_their_name_and_shape() -> None:
 
 
 def test_an_unknown_thing_to_prune_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match="prune='weights' is nothing to leave out; choose from 'views'"):
+    with pytest.raises(UsageError, match="prune='weights' cannot be left out; choose from 'views'"):
         small().prune("weights")
 
 

@@ -60,10 +60,10 @@ def test_unknown_nodes_are_told_with_near_names(layered: ExportedGraph) -> None:
     with pytest.raises(NoSuchNode, match=r"`until=` names 'head.x'"):
         layered.run(torch.randn(5, 4), until="head.x")
     with pytest.raises(NoSuchNode, match=r"`until=` names 'zzz', .*; it has 'linear', 'relu', 'add'"):
-        layered.run(torch.randn(5, 4), until="zzz")  # what is listed are ops, not parameters
+        layered.run(torch.randn(5, 4), until="zzz")  # the message lists ops, not parameters
 
 
-# -- what is kept -----------------------------------------------------------------------------------
+# -- kept values -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_until_stops_and_streams(layered: ExportedGraph) -> None:
     assert seen[-1] == "relu_1"
     assert "linear_2" not in io
     assert "relu_1" in io
-    with pytest.raises(UsageError, match="stopped after 'relu_1', as `until=` asked"):
+    with pytest.raises(UsageError, match="stopped after 'relu_1', as `until=` says"):
         io.output  # noqa: B018 — it raises
     assert list(layered.run(torch.randn(5, 4), until="blocks.0"))[-1] == "relu"
 
@@ -278,7 +278,7 @@ def test_wrong_inputs_are_named() -> None:
     with pytest.raises(UsageError, match="The input batch was given twice"):
         g.run(*args, batch=1, **kwargs)
     with pytest.raises(
-        UsageError, match="The input power is 3 in this graph, built in when it was made, but got 4"
+        UsageError, match="The input power is 3 in this graph, fixed by the export, but got 4"
     ):
         g.run(*args, **{**kwargs, "power": 4})
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Graphs of recorded runs: what is a node, what is an edge, where values come from."""
+"""Graphs of recorded runs: their nodes, their edges, and the sources of values."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_layers_fold_and_collapse() -> None:
     assert len(folded) == 14  # as many as a net of one block
     assert folded["linear"].repeat == 12
     assert folded.info["folds"] == {"blocks.0": ["blocks.11", 12]}
-    flat = graph(t.index, depth=1).lint()
+    flat = graph(t.index, depth=1, fold=False).lint()
     assert ops(flat) == ["ModuleList", "Linear"]
     both = graph(t.index, depth=1, fold=True).lint()
     assert [(node.op, node.repeat) for node in both] == [
@@ -250,7 +250,7 @@ def test_any_tensor_code() -> None:
     assert g["cat"].args["tensors"] == [Ref("split"), Ref("matmul"), Ref("split")]
     assert [edge.argument for edge in g.incoming("cat")] == ["tensors[0]", "tensors[1]", "tensors[2]"]
     assert g["matmul"].args["self"] == Ref("split", 1)
-    # an in-place version comes from what wrote it, though it was written through a view
+    # an in-place version comes from the op that wrote it, though it was written through a view
     assert [node.name for node in g.ancestors("add_")] == ["ones", "setitem"]
     assert g["add_"].args["self"].node == "setitem"
     assert g["sum_1" if g["sum"].args["self"].node == "cat" else "sum"].args["self"] == Ref("add_")
@@ -286,7 +286,7 @@ def test_backward_is_a_graph_too() -> None:
     assert "Tensor.backward" not in [node.target for node in both]
     assert len(both) > len(forward)
     assert any("in Block.forward" in node.source for node in backward)
-    # what the forward pass kept is an input of the backward pass alone, and an edge of both
+    # a tensor that the forward pass kept is an input of the backward pass alone, and an edge of both
     assert len(backward.nodes_of(kind="input")) > len(both.nodes_of(kind="input"))
 
 
@@ -370,7 +370,7 @@ def test_a_trace_made_by_hand(level: str, phase: str) -> None:
         ({"level": "fx"}, "level='fx' is no level of a graph; choose 'api', 'aten' or 'module'"),
         ({"phase": "optimizer"}, "phase='optimizer' is not shown as a graph; choose 'forward'"),
         ({"depth": -1}, "depth=-1 must be a whole number from 0 up"),
-        ({"prune": "stuff"}, "prune='stuff' is nothing to leave out"),
+        ({"prune": "stuff"}, "prune='stuff' cannot be left out"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -15,7 +15,7 @@ from tests.recording.engines import BOTH_ENGINES
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the callback has logged."""
+    """The messages of the callback."""
     found: list[str] = []
     monkeypatch.setattr(ours, "rank_zero_info", found.append)
     return found

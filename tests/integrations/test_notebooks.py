@@ -35,7 +35,7 @@ CELLS = [
 
 
 class Text(HTMLParser):
-    """What a page shows without its styles: white space counts in ``<pre>`` and nowhere else."""
+    """The text of a page without its styles: white space counts in ``<pre>`` and nowhere else."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is shown of trainings that transformers and Lightning run: true, folded, step by step."""
+"""Views of trainings that transformers and Lightning run: true, folded, step by step."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def first_model() -> None:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the callback has logged."""
+    """The messages of the callback."""
     found: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written_ends_no_training(tmp_path: Path, said: 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({}, r'^Say what to record: steps="10:12", or check="nonfinite" for the first NaN\.$'),
+        ({}, r'^Choose the steps to record: steps="10:12", or check="nonfinite" for the first NaN\.$'),
         ({"steps": "3:2"}, r"^steps='3:2' means no step; count from 0, and end after the first: 0:5\.$"),
         ({"steps": 1.5}, r"^steps=1\.5 must be a step or a range of them"),
         ({"steps": 1, "path": "x"}, r"^path= is the callback's own: it writes to the trainer's folder"),

@@ -1,4 +1,4 @@
-"""A page in the system's Chromium, and what it may not do: log an error, or ask a network for anything."""
+"""A page in the system's Chromium, which may not log an error or make a request."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class OpenPage:
         return " ".join(self.page.inner_text(selector).split())
 
     def line(self) -> str:
-        """The source line that is selected, with what ran there; it may not have been scrolled to yet."""
+        """The source line that is selected, with its ops; it may not have been scrolled to yet."""
         return self.page.text_content(".code-line.current") or ""
 
     def fragment(self) -> str:
@@ -85,7 +85,7 @@ class OpenPage:
         return found
 
     def barriers(self) -> list[str]:
-        """What axe finds that keeps people with a screen reader, a keyboard or weak eyes out."""
+        """The barriers that axe finds for people with a screen reader, a keyboard or weak eyes."""
         self.page.evaluate(_AXE.read_text("utf-8"))
         rules = {_NOT_CHECKED: {"enabled": False}}
         report = self.page.evaluate("rules => axe.run(document, { rules })", rules)

@@ -1,4 +1,4 @@
-"""Reads what the page carries, as the browser does: what was packed comes out again."""
+"""Reads the data of a page, as the browser does."""
 
 from __future__ import annotations
 

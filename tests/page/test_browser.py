@@ -1,4 +1,4 @@
-"""The page in a real browser: what a person does with it."""
+"""The page in a real browser, as a person uses it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_tree_shows_equal_layers_once(opened: Opener, gpt2: Trace) -> None:
     assert "h.0 … h.2 ×3 GPT2Block" in page.text("#tree")
 
 
-def test_search_selects_what_it_finds(opened: Opener, gpt2: Trace) -> None:
+def test_search_selects_its_matches(opened: Opener, gpt2: Trace) -> None:
     page = opened(gpt2)
     page.page.keyboard.press("/")
     page.page.keyboard.type("cross_entropy")
@@ -98,7 +98,7 @@ def brushed_with_most_ops(page: OpenPage, trace: Trace) -> None:
     brushed(page, first, max(last, first + 20))
 
 
-def test_a_drag_on_the_timeline_selects_what_ran_there(opened: Opener, gpt2: Trace) -> None:
+def test_a_drag_on_the_timeline_selects_its_ops(opened: Opener, gpt2: Trace) -> None:
     page = opened(gpt2)
     brushed_with_most_ops(page, gpt2)
     found = re.fullmatch(r"#time-(\d+)-(\d+)", page.fragment())
@@ -132,7 +132,7 @@ def test_a_stretch_of_time_can_be_zoomed_into_and_linked_to(opened: Opener, gpt2
     assert other.text(".detail .facts dd") == count
 
 
-def test_a_double_click_on_the_timeline_shows_what_is_there(opened: Opener, gpt2: Trace) -> None:
+def test_a_double_click_on_the_timeline_shows_the_row(opened: Opener, gpt2: Trace) -> None:
     page = opened(gpt2)
     box = page.page.locator("#timeline").bounding_box()
     page.page.mouse.dblclick(box["x"] + 300, box["y"] + 40)

@@ -82,9 +82,7 @@ def test_a_saved_recording_has_the_page_of_the_one_it_was_made_from(tmp_path: Pa
         assert repr(held[name]) == repr(loaded[name])
 
 
-def test_without_a_viewer_one_sentence_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_viewer_one_sentence_gives_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(documents, "files", lambda package: tmp_path)
     with pytest.raises(sl.UsageError, match=r"^The viewer of the page is not built: run `make viewer` .*\.$"):

@@ -1,4 +1,4 @@
-"""The page of a very long run holds the folded run: of what repeats the first; every link leads somewhere."""
+"""The page of a very long run holds the folded run, the first of each repeat; every link leads somewhere."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_reference_is_on_the_page(pages: tuple[dict[str, Any], dict[str, A
     assert sorted(page["tree.ref"][page["tree.kind"] == OP].tolist()) == list(range(ops))
 
 
-def test_what_a_left_out_layer_made_is_what_the_first_one_made(
+def test_outputs_of_a_left_out_layer_are_those_of_the_first(
     pages: tuple[dict[str, Any], dict[str, Any]], trained: Trace
 ) -> None:
     _, page = pages

@@ -93,7 +93,7 @@ def test_the_keyboard_alone_walks_source_and_costs(opened: Opener, gpt2: Trace) 
     assert page.text(".cost-head .crumbs") != crumbs
 
 
-def test_a_dialog_says_what_the_keys_do(opened: Opener, gpt2: Trace) -> None:
+def test_a_dialog_explains_the_keys(opened: Opener, gpt2: Trace) -> None:
     page = opened(gpt2, fragment=f"#op-{op_named(gpt2, 'F.cross_entropy')}")
     page.page.keyboard.press("?")
     assert "on the timeline: from op to op" in page.text("dialog")

@@ -1,4 +1,4 @@
-"""Pages of recordings with little or nothing in them: each says what it has, and nothing on it fails."""
+"""Pages of recordings with little or nothing in them: each shows its content, and nothing on it fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.views.odd_traces import crashed, nested
 
 
 def walked(page: OpenPage) -> dict[str, str]:
-    """What each view of a page says."""
+    """The text of each view of a page."""
     texts = {}
     for tab in ("problems", "graph", "source", "cost"):
         page.page.click(f"#tab-{tab}")
@@ -88,7 +88,7 @@ def test_one_that_a_crash_cut_off(opened: Opener, tmp_path: Path) -> None:
     try:
         for _ in range(3):
             model(torch.ones(1, 3)).sum().backward()
-        shutil.copytree(tmp_path / "run.sight", tmp_path / "left.sight")  # what a killed process leaves
+        shutil.copytree(tmp_path / "run.sight", tmp_path / "left.sight")  # as a killed process leaves it
     finally:
         recording.stop()
     page = opened(sl.load(tmp_path / "left.sight"))

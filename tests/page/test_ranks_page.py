@@ -40,7 +40,7 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_of(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """What the page says of all ranks, and its blocks."""
+    """The job as the page describes it, and its blocks."""
     run = sl.load(path)._run()
     assert run is not None
     blocks = blocks_in(ranks_document(run))

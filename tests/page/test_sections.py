@@ -26,7 +26,7 @@ def test_small_numbers_take_a_byte_each() -> None:
     assert [entry["type"] for entry in made.header] == ["i1", "i2"]
 
 
-def test_floats_keep_what_is_not_finite() -> None:
+def test_floats_keep_nan_and_infinity() -> None:
     made = Sections()
     made.floats("floats", np.array([1.5, np.nan, np.inf, 1e300]))
     assert np.array_equal(unpacked(made.bytes())["floats"], [1.5, np.nan, np.inf, np.inf], equal_nan=True)

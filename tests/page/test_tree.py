@@ -76,7 +76,7 @@ def test_every_op_has_one_row_and_rows_nest() -> None:
             assert end == len(tree) or tree.depth[end] <= tree.depth[row]
 
 
-def test_what_rows_cost_adds_up() -> None:
+def test_costs_of_rows_add_up() -> None:
     trace = trained()
     tree = tree_of(TableContext(trace.index))
     top = [row for row in range(len(tree)) if tree.depth[row] == 0]
@@ -104,7 +104,7 @@ def test_nothing_recorded_is_an_empty_tree() -> None:
     assert len(tree_of(TableContext(TraceBuilder().build().index))) == 0
 
 
-def test_what_builds_the_model_is_set_apart() -> None:
+def test_building_the_model_is_an_aside() -> None:
     with sl.trace() as t:
         model = Net()
         model(torch.ones(2, 4)).backward()
@@ -113,7 +113,7 @@ def test_what_builds_the_model_is_set_apart() -> None:
     assert outline(trained(), 0) == ["phase forward", "phase backward"]
 
 
-def test_what_runs_around_steps_does_not_keep_them_apart() -> None:
+def test_ops_around_steps_do_not_keep_them_apart() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.randn(4, 2, 4)

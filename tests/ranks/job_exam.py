@@ -1,8 +1,8 @@
-"""Random small jobs whose truth is known, and what their first screen says of it.
+"""Random small jobs whose truth is known, compared with their first screen.
 
 A seed makes a job: so many ranks train a small model by hand with `all_reduce`, healthy or with one planted
 fault of a known kind, rank, step and line. `errors` records it on fake ranks, and compares every number,
-name, rank and line of its screen with what was planted. Nothing here reads the code under test.
+name, rank and line of its screen with the planted fault. Nothing here reads the code under test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DELAY: Final = 0.03  #: seconds in each step of a slow rank
 
 @dataclass
 class Job:
-    """A job, and what is planted in it."""
+    """A job, and the fault that is planted in it."""
 
     seed: int
     fault: str = ""
@@ -156,7 +156,7 @@ def line(mark: str) -> str:
 
 
 def errors(job: Job, folder: Path) -> list[str]:
-    """What the first screen of a job says wrongly or leaves out; the job is recorded in an empty folder."""
+    """The errors and omissions of the first screen of a job, which is recorded in an empty folder."""
     path = folder / "run.sight"
     for rank in range(job.world):
         with suppress(RuntimeError):  # the planted one
@@ -165,7 +165,7 @@ def errors(job: Job, folder: Path) -> list[str]:
     text = " ".join(str(t).split())
     problems = _sentences(text)
     if job.fault in ("", "slow"):
-        # Fake ranks wait for nobody and so fall behind: who is late is asked of ranks that have waited.
+        # Fake ranks wait for nobody and so fall behind: only ranks that have waited show who is late.
         let_ranks_wait(path)
         late = [each for each in _sentences(" ".join(str(sl.load(path)).split())) if "[straggler]" in each]
         problems = [each for each in problems if "[straggler]" not in each] + late
@@ -192,7 +192,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _numbers(job: Job) -> list[str]:
-    """What the screen says of the size of a job."""
+    """Errors in the size of a job."""
     texts = [f"run trace {job.world} ranks on 1 host · fake · torch {torch.__version__}"]
     if job.fault in _ENDS_TOGETHER:
         count, size = job.steps * len(job.reduced), 4 * job.steps * sum(job.reduced)
@@ -202,7 +202,7 @@ def _numbers(job: Job) -> list[str]:
 
 
 def _planted(job: Job) -> tuple[str, list[str]]:
-    """How the planted problem begins, and what else is in it."""
+    """The beginning of the planted problem, and the other texts in it."""
     odd, others = f"rank {job.rank}", ranks_text(job.others)
     number, first = job.step * len(job.reduced), job.reduced[0]
     run = "runs" if len(job.others) == 1 else "run"
@@ -250,7 +250,7 @@ def _planted(job: Job) -> tuple[str, list[str]]:
 
 
 def _also(job: Job) -> tuple[str, ...]:
-    """What may be said besides: true consequences of the fault."""
+    """Other sentences that are true: consequences of the fault."""
     match job.fault:
         case "modes":
             return (f"warning Rank {job.rank} only: Sequential is trained in evaluation mode",)

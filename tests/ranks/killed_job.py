@@ -19,7 +19,7 @@ LAST = int(sys.argv[1]) or None
 
 
 def where(rank: int) -> bytes:
-    """What a rank has written about where it is, asked again."""
+    """The position of a rank as it has written it, read again."""
     os.kill(pids[rank], signal.SIGUSR1)
     return Path(f"run.sight/rank{rank}.sight/stacks.txt").read_bytes()
 
@@ -34,7 +34,7 @@ with sl.trace(path="run.sight", last=LAST):
         while b"stuck" not in where(0):
             time.sleep(0.05)
         while [each.number for each in sl.load("run.sight/rank3.sight").collectives][-1:] != [19]:
-            time.sleep(0.05)  # what is younger than a third of a second is not written yet
+            time.sleep(0.05)  # ops younger than a third of a second are not written yet
         os.kill(os.getpid(), signal.SIGKILL)
 
     def stuck() -> None:

@@ -98,7 +98,7 @@ def changed_by_one(rank: int) -> None:
         (changed_by_one, {}, [("warning", "scale of rank 1 differs from that of rank 0 since call 0")]),
     ],
 )
-def test_what_is_said_of_buffers(
+def test_problems_of_buffers(
     tmp_path: Path, run: Callable[[int], None], options: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
     def seeded(rank: int) -> None:

@@ -89,7 +89,7 @@ def test_being_late_once_is_no_habit() -> None:
     assert list(straggler_problems(Waiting.of(run_with({0: on_time(), 1: once})))) == []
 
 
-def test_clocks_that_disagree_by_minutes_are_said_and_change_nothing_else() -> None:
+def test_clocks_that_disagree_by_minutes_are_noted_and_change_nothing_else() -> None:
     arrivals = {0: on_time(), 1: on_time(40 * MS), 2: on_time()}
     run = run_with(arrivals, ahead={2: -300 * 1000 * MS}, hosts={0: "a", 1: "a", 2: "b"})
     waiting = Waiting.of(run)
@@ -101,7 +101,7 @@ def test_clocks_that_disagree_by_minutes_are_said_and_change_nothing_else() -> N
 
 
 def test_clocks_of_one_host_agree() -> None:
-    """What looks like another clock there is a rank whose recording began later."""
+    """A rank whose recording began later looks as if it had another clock."""
     run = run_with({0: on_time(), 1: on_time()}, ahead={1: 5 * 1000 * MS})
     assert Waiting.of(run).notes() == []
 

@@ -102,14 +102,14 @@ def test_a_sound_job(job: Path) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_damaged_rank_is_said_and_the_others_are_checked(
+def test_a_damaged_rank_is_named_and_the_others_are_checked(
     damage: Callable[[Path], None], rank: int, copy: Path
 ) -> None:
     damage(copy / f"rank{rank}.sight")
     done = validated(copy)
     assert done.exit_code == 1
-    said = [line.partition(":")[0] for line in done.stdout.splitlines()]
-    assert said == [f"rank {each} is {'not sound' if each == rank else 'sound'}" for each in range(3)]
+    states = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert states == [f"rank {each} is {'not sound' if each == rank else 'sound'}" for each in range(3)]
     assert done.stderr == f"Error: {copy} is not sound: 1 of its 3 ranks is not, rank {rank}.\n"
     with pytest.raises(SightlineError, match=rf"^Rank {rank}: .*rank{rank}\.sight"):
         sl.load(copy).validate()

@@ -30,10 +30,10 @@ def test_planted_faults_are_named(tmp_path: Path, fault: str) -> None:
         assert errors(Job.of(seed, fault), folder) == []
 
 
-#: What `exam_job.py` trains: 16 × 32 + 32 and 32 × 8 + 8 parameters, in 8 steps.
+#: The model of `exam_job.py`: 16 × 32 + 32 and 32 × 8 + 8 parameters, in 8 steps.
 FIRST, SECOND, STEPS = 544, 264, 8
 BYTES = 4 * (FIRST + SECOND)
-#: What the table of collectives has to say of each way to train: kind, how many and how many bytes.
+#: The table of collectives for each way to train: kind, how many and how many bytes.
 CARRIED = {
     "ddp": [("all_reduce", f"{STEPS}", f"{STEPS * BYTES / 1024:.1f} KiB")],
     # Both layers are gathered before the forward and again before the backward pass.

@@ -1,4 +1,4 @@
-"""Ranks as one run: equal ones are folded, what differs is named, bad input leaves the rest readable."""
+"""Ranks as one run: equal ones are folded, differences are named, bad input leaves the rest readable."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_another_size_or_dtype_is_a_desync(tmp_path: Path, make: object, text: s
     assert "shapes differ since ones at" in problem.detail
 
 
-def test_what_one_rank_logs_is_not_the_cause(tmp_path: Path) -> None:
+def test_a_log_of_one_rank_is_not_the_cause(tmp_path: Path) -> None:
     def run(rank: int) -> None:
         x = torch.ones(4)
         for step in range(6):
@@ -248,7 +248,7 @@ def test_problems_of_one_process_are_looked_for_on_every_rank(tmp_path: Path, en
     assert "error Rank 2 only: log made 5 NaN of 5" in text
     assert "error Rank 3 only: gradients are never cleared" in text
     assert "error Ranks 0–3: - of f32[5, 1] and f32[5] broadcasts both to [5, 5]" in text
-    assert text.index("Rank 3 only") < text.index("Ranks 0–3"), "what some ranks have comes first"
+    assert text.index("Rank 3 only") < text.index("Ranks 0–3"), "problems of some ranks come first"
     assert f" in {sum(len(each.ops) for each in t.ranks.values()):,} ops of 4 ranks" in text
     screen = " ".join(str(t).split())
     assert "error Rank 2 only: log made 5 NaN of 5" in screen, "the first screen has them, too"
@@ -267,7 +267,7 @@ def test_problems_of_one_process_are_looked_for_on_every_rank(tmp_path: Path, en
         t.problems(module="conv")
 
 
-def test_the_first_screen_of_a_large_job_says_that_ranks_were_not_looked_at(
+def test_the_first_screen_of_a_large_job_says_that_ranks_were_gap_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_ranks(tmp_path / "run.sight", faulty, WORLD, stats=True)
@@ -323,12 +323,12 @@ def test_numbers_of_folded_problems_are_those_of_one_rank(tmp_path: Path) -> Non
     assert "the numbers are those of rank 0, and not the same on all of them" in text
 
 
-def test_ranks_of_another_run_and_missing_ones_are_said(tmp_path: Path) -> None:
+def test_ranks_of_another_run_and_missing_ones_are_noted(tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     record_ranks(path, alike, WORLD, ranks=[0, 1])
     record_ranks(path, alike, WORLD, ranks=[3], job="another")
     text = str(sl.load(path))
-    assert "Rank 3 is of another run than ranks 0 and 1, and left out of what is compared." in text
+    assert "Rank 3 is of another run than ranks 0 and 1, and left out of the comparison." in text
     assert "Ranks 2 and 3 of 4 are missing." in text
     assert "run trace  2 of 4 ranks" in text
     (path / "rank0.sight" / "rank0.db").write_bytes(b"no database")
@@ -375,7 +375,7 @@ def test_a_rank_that_cannot_be_read_is_not_saved(tmp_path: Path) -> None:
         sl.load(tmp_path / "run.sight").save(tmp_path / "one.sight", overwrite=True)
 
 
-def test_two_recordings_of_a_rank_and_what_is_no_rank_are_said(tmp_path: Path) -> None:
+def test_two_recordings_of_a_rank_and_other_recordings_are_noted(tmp_path: Path) -> None:
     record_ranks(tmp_path / "run.sight", alike, 2)
     copied = tmp_path / "copied"
     copied.mkdir()
@@ -387,11 +387,11 @@ def test_two_recordings_of_a_rank_and_what_is_no_rank_are_said(tmp_path: Path) -
     text = " ".join(str(sl.load(copied)).split())
     assert "host_b and host_b_again are both of rank 1: the first is taken." in text
     assert "other is left out: it is not of a distributed job." in text
-    assert "The job was restarted: what earlier attempts recorded is left out." in text
+    assert "The job was restarted: the recordings of earlier attempts are left out." in text
     assert "2 ranks on 1 host" in text
 
 
-def test_a_clock_that_is_wrong_is_said_and_corrected(tmp_path: Path) -> None:
+def test_a_clock_that_is_wrong_is_noted_and_corrected(tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     record_ranks(path, alike, 2)
     began = sl.load(path / "rank1.sight").info["began_ns"]
@@ -442,7 +442,7 @@ def test_a_rank_that_ended_long_before_the_last_ops_of_the_others(tmp_path: Path
     merged = sl.load(tmp_path / "run.sight")._run()
     assert merged is not None
     (table,) = group_tables(merged)
-    assert table.signature.shape[1] < 50, "no column for what no rank has"
+    assert table.signature.shape[1] < 50, "no column that no rank has"
     (problem,) = problems_of(tmp_path / "run.sight")
     assert problem.title.startswith("Rank 1 has no all_reduce #")
 

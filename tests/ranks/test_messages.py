@@ -1,4 +1,4 @@
-"""Sends and receives between ranks: what does not match is named, by peer, tag and order."""
+"""Sends and receives between ranks: mismatches are named, by peer, tag and order."""
 
 from __future__ import annotations
 

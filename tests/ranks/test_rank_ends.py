@@ -87,7 +87,7 @@ def fails(rank: int) -> None:
     raise RuntimeError(CLOSED)
 
 
-def test_the_cause_comes_before_what_a_backend_says_of_it(tmp_path: Path) -> None:
+def test_the_cause_comes_before_the_error_of_a_backend(tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     for rank in (0, 1):
         with pytest.raises((ValueError, RuntimeError)):

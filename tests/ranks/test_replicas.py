@@ -175,7 +175,7 @@ def test_other_seeds_of_replicas_that_a_program_makes_itself(tmp_path: Path) -> 
 
 
 def test_weights_that_are_taken_from_one_rank_begin_equal(tmp_path: Path) -> None:
-    """A fake group broadcasts nothing: what the weights were before is not compared all the same."""
+    """A fake group broadcasts nothing, but the weights before the broadcast are still not compared."""
 
     def run(rank: int) -> None:
         torch.manual_seed(rank)

@@ -1,4 +1,4 @@
-"""The rank that the others wait for, and what it does that they do not: delays of known length and place."""
+"""The rank that the others wait for, and the work that only it does: delays of known length and place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 12
 
 
 def stragglers(path: Path, run: Callable[[int], None], world: int = 2, **options: Any) -> list[Problem]:
-    """What is said of late ranks when these run together."""
+    """The problems of late ranks when these run together."""
     record_ranks(path, run, world, **options)
     let_ranks_wait(path)
     merged = sl.load(path)._run()
@@ -121,7 +121,7 @@ def others(rank: int) -> None:
         (others, 6, ", where rank 0 runs nothing"),
     ],
 )
-def test_other_work_is_told_from_slow_work(
+def test_other_work_is_distinguished_from_slow_work(
     tmp_path: Path, run: Callable[[int], None], after: int, text: str
 ) -> None:
     (problem,) = stragglers(tmp_path / "run.sight", run)

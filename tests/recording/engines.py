@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sightline.recording.native.engine import resolve_engine
+from sightline.recording.engine_choice import resolve_engine
 
 NATIVE = resolve_engine("auto") == "native"
 needs_native = pytest.mark.skipif(

@@ -117,7 +117,7 @@ def test_kernels_of_the_recorder_are_counted_apart_and_annotations_are_no_work()
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
 def test_without_a_device_it_says_so() -> None:
     with pytest.raises(
-        UsageError, match=r'^time="device" reads what a CUDA device spends, and torch sees none'
+        UsageError, match=r'^time="device" reads the times of a CUDA device, and torch sees none'
     ):
         sl.trace(time="device")
 

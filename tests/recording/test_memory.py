@@ -225,7 +225,7 @@ def test_out_of_memory_says_who_has_it(engine: Any) -> None:
         model(x)
     lines = caught.value.__notes__[0].splitlines()
     assert 5 <= len(lines) <= 10
-    assert lines[0].startswith("sightline: out of memory: 4.00 PiB was asked for by empty.memory_format, ")
+    assert lines[0].startswith("sightline: out of memory: 4.00 PiB was requested by empty.memory_format, ")
     assert "in Greedy.forward (Greedy)" in lines[0]
     assert "parameters 78.9 KiB" in lines[1]
     assert "activations 50.0 KiB" in lines[1]
@@ -238,7 +238,7 @@ def test_out_of_memory_on_a_device() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has …")
     with pytest.raises(torch.OutOfMemoryError) as caught, sl.trace():
         raise error
-    assert "out of memory: 20.00 MiB was asked for" in caught.value.__notes__[0]
+    assert "out of memory: 20.00 MiB was requested" in caught.value.__notes__[0]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

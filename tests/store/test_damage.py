@@ -153,7 +153,7 @@ def test_a_column_that_was_declared_later_is_missing_in_every_row(
 @pytest.mark.parametrize("revision", ["0", '"1"', "null", "[]"])
 def test_a_revision_that_is_none(copy: Path, revision: str) -> None:
     altered(copy, f"UPDATE facts SET data = '{revision}' WHERE name = 'revision'")
-    assert "it does not say which columns it has" in refused(copy)
+    assert "the revision of its columns is malformed" in refused(copy)
 
 
 def test_a_bundle_without_a_revision_is_of_the_first(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,14 +267,14 @@ def set_at(row: int, number: int) -> Callable[[Any], Any]:
 
 HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "huge count": (count("ops", 1 << 39), "a file of"),
-    "absurd count": (count("ops", 1 << 80), "how many ops"),
-    "negative count": (count("ops", -1), "how many ops"),
-    "count that is none": (count("frames", "many"), "how many frames"),
+    "absurd count": (count("ops", 1 << 80), "no valid count of ops"),
+    "negative count": (count("ops", -1), "no valid count of ops"),
+    "count that is none": (count("frames", "many"), "no valid count of frames"),
     "huge flat count": (count("ops.inputs", 1 << 39), "a file of"),
     "huge table": (count("names", 1 << 39), "a file of"),
     "one op more": (count("ops", 64), "ops/name has|rows"),
     "one name more": (count("names", 1), "points at|names has more than the 1 rows"),
-    "no counts": (sql("UPDATE facts SET data = '[]' WHERE name = 'counts'"), "how many"),
+    "no counts": (sql("UPDATE facts SET data = '[]' WHERE name = 'counts'"), "no valid count"),
     "id beyond": (column("ops", "frame", set_at(3, 1 << 30)), "ops/frame of row 3 points at"),
     "id below": (column("ops", "name", set_at(3, -2)), "ops/name of row 3 points at -2"),
     "level": (column("ops", "level", set_at(0, 2)), "ops/level of row 0"),
@@ -284,8 +284,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "circle": (column("calls", "parent", set_at(1, 2)), "calls/parent of row 1 does not point back"),
     "forward": (column("ops", "forward", set_at(0, 5)), "does not point back"),
     "base": (column("values", "base", set_at(0, 0)), "does not point back"),
-    "ops of a call": (column("calls", "end_op", set_at(0, 1 << 30)), "no range"),
-    "call that ends first": (column("calls", "end_op", set_at(0, -5)), "no range"),
+    "ops of a call": (column("calls", "end_op", set_at(0, 1 << 30)), "invalid range"),
+    "call that ends first": (column("calls", "end_op", set_at(0, -5)), "invalid range"),
     "negative list": (column("ops", "input_offsets", set_at(0, -5)), "negative length"),
     "long list": (column("ops", "input_offsets", set_at(0, 500)), "does not fit"),
     "overflowing lists": (column("ops", "input_offsets", set_at(0, 1 << 62)), "does not fit"),
@@ -316,10 +316,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "lost module": (text("modules", 0, ["", [""], "Net", "net", 99, "", True, 0, []]), "not there"),
     "shape": (text("metas", 0, [[-1], None, "float32", "cpu", "strided", 4, "Tensor"]), "negative size"),
     "capture": (
-        text("captures", 0, ["", "fc", "o", 0, 0, "output", "", 99999, [2], "float32", True]), "not described"
+        text("captures", 0, ["", "fc", "o", 0, 0, "output", "", 99999, [2], "float32", True]),
+        "invalid description",
     ),
     "role": (
-        text("captures", 0, ["", "fc", "o", 0, 0, "\x1b[31m", "", 1, [2], "float32", True]), "not described"
+        text("captures", 0, ["", "fc", "o", 0, 0, "\x1b[31m", "", 1, [2], "float32", True]),
+        "invalid description",
     ),
     "shard that is none": (text("shards", 0, "null"), "no name of a shard"),
     "shard twice": (text("shards", 1, '"000000.safetensors"'), "no name of a shard"),

@@ -13,7 +13,7 @@ import pytest
 from sightline.assemble.batch import Batch, Streams
 from sightline.errors import DamagedFile
 from sightline.store import journal, load
-from sightline.store.journal import HEAD, JOURNAL, Journal, encode
+from sightline.store.journal import HEAD, JOURNAL, VERSION, Journal, encode
 from tests.store.journals import frame, written
 
 INFO = {"name": "run", "ops": "both", "duration_ns": 5}
@@ -63,7 +63,7 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
         [encode(Batch(Streams(calls=np.full(12, 99, dtype=np.int64))), {}, INFO)], "goes on after the end"
     ),
     "no head": ([struct.pack("<4sIII", b"SGJB", 4, zlib.crc32(b"\0\0\0\0"), 0) + b"\0\0\0\0"], ""),
-    "an unknown first fact": ([frame({"first": {"flops": 3}})], "says 3 of 'flops'"),
+    "an unknown first fact": ([frame({"first": {"flops": 3}})], "invalid 'flops': 3"),
     "an op of no operation": (
         [encode(Batch(Streams(ops=np.array([14, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]))), {}, INFO)], ""
     ),
@@ -92,8 +92,8 @@ def test_hostile_journals(tmp_path: Path, what: str) -> None:
         (b"", "it is no journal of a recording"),
         (b"SQLite format 3\0", "it is no journal of a recording"),
         (
-            HEAD[:8] + struct.pack("<I", 2),
-            "it is a journal of format 2, and this sightline reads up to 1: update sightline to open it",
+            HEAD[:8] + struct.pack("<I", VERSION + 1),
+            f"it is a journal of format {VERSION + 1}, and this sightline reads up to {VERSION}: update",
         ),
     ],
 )

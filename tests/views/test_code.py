@@ -23,11 +23,11 @@ HOSTILE = "\x1b[31m[bold]evil[/bold]<script>alert(1)</script>\r\n\u202e"
 
 
 def test_a_transformer_forward_backward_and_step(golden: Golden) -> None:
-    golden("code", str(code(make_trace())))
+    golden("code", str(code(make_trace(), fold=False)))
 
 
 def test_api_calls_with_names(golden: Golden) -> None:
-    golden("code_api_names", str(code(make_trace(1, backward=False), ops="api", names=True)))
+    golden("code_api_names", str(code(make_trace(1, backward=False), level="api", names=True, fold=False)))
 
 
 def test_folded_layers(golden: Golden) -> None:
@@ -100,7 +100,7 @@ def test_consecutive_ops_on_one_line_share_it() -> None:
         h = b.op("relu", x, out=(2,))
     with b.at("n.py", 1, "<module>", "x.relu() + 1"):
         b.op("add.Tensor", h, 1, out=(2,))
-    view = code(b.build())
+    view = code(b.build(), fold=False)
     assert str(view).splitlines() == [
         "y = x.relu() + 1  # n.py:1 in <module>:",
         "│ # relu(f32[2]) -> f32[2];",
@@ -129,12 +129,12 @@ def test_the_expression_is_marked_to_the_column(text: str, expr: Any, wanted: li
     b.source("m.py", text)
     with b.at("m.py", 1, "f", expr, end_line=text.count("\n")):
         b.op("relu", b.value(2), out=(2,))
-    assert marked(code(b.build())) == wanted
+    assert marked(code(b.build(), fold=False)) == wanted
 
 
 def test_torch_frames_are_hidden_unless_asked_for() -> None:
     t = make_trace(1)
-    assert "Linear.forward" not in str(code(t))
+    assert "Linear.forward" not in str(code(t, fold=False))
     assert "# site-packages/torch/nn/modules/linear.py:134 in Linear.forward:" in str(
         code(t, torch_frames=True)
     )
@@ -148,7 +148,7 @@ def test_what_is_outside_the_users_code_is_left_out() -> None:
             b.op("relu", b.value(2), out=(2,))
     with b.at("/x/site-packages/other/main.py", 4, "main"):
         b.op("neg", b.value(2), out=(2,))
-    assert str(code(b.build())).splitlines() == [
+    assert str(code(b.build(), fold=False)).splitlines() == [
         "y = lib.f(x)  # mine.py:1 in <module>:",
         "│ ⬇️",
         "│ # site-packages/lib/f.py:9 in f:",
@@ -159,7 +159,7 @@ def test_what_is_outside_the_users_code_is_left_out() -> None:
 
 
 def test_a_line_that_enters_another_call_is_written_again() -> None:
-    assert str(code(make_trace(3, backward=False))).count("x = block(x)  # net.py:22") == 3
+    assert str(code(make_trace(3, backward=False), fold=False)).count("x = block(x)  # net.py:22") == 3
 
 
 def test_an_op_under_a_line_that_was_gone_into_already() -> None:
@@ -171,7 +171,7 @@ def test_an_op_under_a_line_that_was_gone_into_already() -> None:
         with b.at("n.py", 3, "f"):
             b.op("relu", x, out=(2,))
         b.op("add.Tensor", x, 1, out=(2,))
-    assert str(code(b.build())).splitlines() == [
+    assert str(code(b.build(), fold=False)).splitlines() == [
         "y = f(x) + 1  # n.py:1 in <module>:",
         "│ # neg(f32[2]) -> f32[2];",
         "│ ⬇️",
@@ -189,7 +189,7 @@ def test_no_source_no_result_and_an_exception() -> None:
         b.op("mm", x, x, raised=True)
     with b.at(TORCH, 3, "worker"):
         b.op("relu", x, out=(2,))
-    assert str(code(b.build())).splitlines() == [
+    assert str(code(b.build(), fold=False)).splitlines() == [
         "(no Python source)",
         "│ # manual_seed(3);",
         "# net.py:7 in forward:",
@@ -203,7 +203,7 @@ def test_recompute_has_its_header_and_mark() -> None:
     b = TraceBuilder()
     with b.phase("recompute"):
         b.op("relu", b.value(2), out=(2,))
-    header, _, op = str(code(b.build())).splitlines()
+    header, _, op = str(code(b.build(), fold=False)).splitlines()
     assert header.startswith("── recompute ─")
     assert op == "│ # ↺ relu(f32[2]) -> f32[2];"
 
@@ -211,14 +211,14 @@ def test_recompute_has_its_header_and_mark() -> None:
 def test_levels_and_filters() -> None:
     t = make_trace()
     assert (
-        str(code(t, tail=1)).splitlines()[-1]
+        str(code(t, tail=1, fold=False)).splitlines()[-1]
         == "│ │ # _foreach_add_([f32[16, 4]], [f32[16, 4]], alpha=-0.1);"
     )
     assert str(code(t, module="embed", phase="forward")).count("embedding(") == 1
     assert "F.embedding(" in str(code(t, level="api", op="*embedding"))
     with pytest.raises(NothingMatched):
         code(t, module="nope")
-    with pytest.raises(UsageError, match="ops='c' is no level; choose 'api' or 'aten'"):
+    with pytest.raises(UsageError, match="level='c' is no level; choose 'api' or 'aten'"):
         code(t, level="c")
 
 
@@ -226,9 +226,9 @@ def test_a_trace_of_one_level_shows_that_level() -> None:
     b = TraceBuilder()
     b.op("torch.relu", b.value(2), out=(2,), level="api", flavour="function")
     t = b.build()
-    assert "torch.relu" in str(code(t))
+    assert "torch.relu" in str(code(t, fold=False))
     with pytest.raises(
-        NothingMatched, match="ops='aten': this trace has no aten ops; it has api ops, ops='api'"
+        NothingMatched, match="level='aten': this trace has no aten ops; it has api ops, level='api'"
     ):
         code(t, level="aten")
 
@@ -242,7 +242,7 @@ def test_hostile_strings_stay_text() -> None:
     b.source("evil.py", f"x = '{HOSTILE.splitlines()[0]}'\n")
     with b.at("evil.py", 1, HOSTILE):
         b.op(HOSTILE, HOSTILE, out=(2,))
-    view = code(b.build())
+    view = code(b.build(), fold=False)
     for color in (True, False):
         out = io.StringIO()
         view.print(color=color, file=out)
@@ -286,7 +286,7 @@ def test_live_prints_the_lines_of_the_view() -> None:
     live = LiveCode(out)
     for event in events(t):
         live.op(event)
-    assert out.getvalue() == str(code(t)) + "\n"
+    assert out.getvalue() == str(code(t, fold=False)) + "\n"
 
 
 def test_live_flushes_each_op() -> None:
@@ -325,7 +325,7 @@ def test_a_long_loop_folds_into_its_body() -> None:
         with b.at("big.py", 3, "<module>", "x.relu()"):
             b.op("relu", x, out=(2, 3))
     t = b.build()
-    assert str(code(t)).count("\n") == 20_000 - 1
+    assert str(code(t, fold=False)).count("\n") == 20_000 - 1
     assert str(code(t, fold=True)).splitlines() == [
         "┌ ×5000  for i in range(n):",
         "┊ x = f(x)  # big.py:2 in <module>:",

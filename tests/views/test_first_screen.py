@@ -32,7 +32,7 @@ def test_the_code_of_a_long_run_reads_the_ops_it_shows(monkeypatch: pytest.Monke
         read(self, data, ids)
 
     monkeypatch.setattr(OpWindow, "__init__", counted)
-    assert len(screen(code.code_lines(long_run(OPS)))) == SCREEN
+    assert len(screen(code.code_lines(long_run(OPS), fold=False))) == SCREEN
     assert sum(seen) < OPS / 10
 
 
@@ -45,7 +45,7 @@ def test_folded_code_looks_once_at_ops_that_are_the_same(monkeypatch: pytest.Mon
         return op_key(self, op)
 
     monkeypatch.setattr(Variation, "op_key", counted)
-    assert "×4000" in str(long_run(OPS).code(fold=True))
+    assert "×4000" in str(long_run(OPS).code())
     assert len(seen) == 2 * 7  # ops in a batch, sizes of batches
 
 

@@ -35,7 +35,7 @@ VIEWS: list[Callable[..., View]] = [code, log, summary, source]
     ("name", "view"),
     [
         ("statistics_code", lambda t: code(t, fold=True)),
-        ("statistics_log", lambda t: log(t, module="blocks.0", inside=True)),
+        ("statistics_log", lambda t: log(t, module="blocks.0", inside=True, fold=False, all=True)),
         ("statistics_source", source),
         ("statistics_summary", summary),
     ],
@@ -62,7 +62,9 @@ def test_without_statistics_nothing_is_different(view: Callable[..., View]) -> N
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_asking_for_what_was_not_taken_is_one_sentence(view: Callable[..., View]) -> None:
-    with pytest.raises(UsageError, match=r"^stats=True: this trace has no statistics; .*stats=True\)\.$"):
+    with pytest.raises(
+        UsageError, match=r"^stats=True: this trace has no statistics; record it with stats=True\.$"
+    ):
         view(make_trace(), stats=True)
     with pytest.raises(UsageError, match="stats='yes' must be True, False or None"):
         view(make_trace(), stats="yes")
@@ -131,7 +133,7 @@ def test_what_is_not_finite_stands_out() -> None:
     b = TraceBuilder()
     x, y = b.op("log", b.value(4), out=(4,)), b.op("exp", b.value(4), out=(4,))
     t = measured(b.build(), {x: NANS, y: INFS})
-    for view in (code(t), log(t)):
+    for view in (code(t, fold=False), log(t, fold=False, all=True)):
         out = io.StringIO()
         view.print(color=True, file=out)
         assert "\x1b[1;31m3 NaN\x1b[0m" in out.getvalue()
@@ -175,7 +177,7 @@ def test_numbers_of_neighbours_stand_below_each_other() -> None:
     wide = b.op("cat", [b.value(size) for size in range(1, 10)], out=(36,))
     made = [b.op("relu", x, out=(4,)), b.op("add.Tensor", x, 1, out=(4,)), wide]
     b.op("size", x)
-    lines = str(code(measured(b.build(), {id: {} for id in made}))).splitlines()
+    lines = str(code(measured(b.build(), {id: {} for id in made}), fold=False)).splitlines()
     assert lines[2:] == [
         "│ # relu(f32[4]) -> f32[4];          -1 … 3, mean 0.5, std 1",
         "│ # add.Tensor(f32[4], 1) -> f32[4]; -1 … 3, mean 0.5, std 1",
@@ -188,9 +190,12 @@ def test_of_several_results_the_first_that_was_measured() -> None:
     b = TraceBuilder()
     made = b.op("topk", b.value(4), out=[(2,), (2,)])
     t = measured(b.build(), {made[1]: {"max": 7.0}})
-    assert str(code(t)).splitlines()[1] == "│ # topk(f32[4]) -> (f32[2], f32[2]); -1 … 7, mean 0.5, std 1"
+    assert (
+        str(code(t, fold=False)).splitlines()[1]
+        == "│ # topk(f32[4]) -> (f32[2], f32[2]); -1 … 7, mean 0.5, std 1"
+    )
     t = measured(b.build(), {made[0]: {}, made[1]: {"nans": 1}})
-    assert str(code(t)).endswith("; -1 … 3, mean 0.5, std 1, 1 NaN in result 1")
+    assert str(code(t, fold=False)).endswith("; -1 … 3, mean 0.5, std 1, 1 NaN in result 1")
 
 
 # -- log, source, summary --------------------------------------------------------------------------
@@ -202,7 +207,7 @@ def test_the_log_has_them_after_every_tensor() -> None:
     with b.api("+", x, 1, flavour="operator"):
         y = b.op("add.Tensor", x, 1, out=(2, 3))
     t = measured(b.build(), {x: {"max": 2.0}, y: NANS})
-    assert str(log(t, op="+")).splitlines()[1:] == [
+    assert str(log(t, op="+", fold=False, all=True)).splitlines()[1:] == [
         "├─ Left: Tensor [2, 3] @ cpu    -1 … 2, mean 0.5, std 1",
         "├─ Right: 1",
         "└─ Output: Tensor [2, 3] @ cpu  -1 … 3, mean 0.5, std 1, 3 NaN",
@@ -213,7 +218,7 @@ def test_blocks_that_look_alike_keep_their_own_numbers() -> None:
     b = TraceBuilder()
     x = b.value(4)
     made = [b.op("neg", x, out=(4,)) for _ in range(2)]
-    text = str(log(measured(b.build(), {made[0]: {"max": 1.0}, made[1]: {"max": 2.0}})))
+    text = str(log(measured(b.build(), {made[0]: {"max": 1.0}, made[1]: {"max": 2.0}}), fold=False, all=True))
     assert "-1 … 1, mean" in text
     assert "-1 … 2, mean" in text
 

@@ -174,9 +174,9 @@ def test_the_code_says_where_steps_begin() -> None:
         for _ in range(4):
             model(torch.randn(5, 4)).mean().backward()
             optimizer.step()
-    rules = [line.strip("═ ") for line in str(t.code(fold=True)).splitlines() if line.startswith("══ ")]
-    assert rules == ["step 0 of 4", "steps 1 … 3 of 4"]
     rules = [line.strip("═ ") for line in str(t.code()).splitlines() if line.startswith("══ ")]
+    assert rules == ["step 0 of 4", "steps 1 … 3 of 4"]
+    rules = [line.strip("═ ") for line in str(t.code(fold=False)).splitlines() if line.startswith("══ ")]
     assert rules == [f"step {number} of 4" for number in range(4)]
     assert "══" not in str(t.code(step=1))
 

@@ -35,7 +35,7 @@ async function start(): Promise<void> {
   }
 }
 
-/** What an element of the page holds, which is then removed: its data are in columns. */
+/** The content of an element of the page, which is then removed: its data are in columns. */
 async function read(id: string): Promise<Sections> {
   const element = document.getElementById(id);
   const sections = await Sections.read(decoded(element?.textContent ?? ""));

@@ -1,4 +1,4 @@
-// What is selected and what is shown: one place, which every view reads and writes.
+// The state of the page: the selection and the visible parts, which every view reads and writes.
 
 import { batch, computed, signal } from "@preact/signals";
 import { firstExpanded, firstScope, graphScope } from "./data/graph";
@@ -13,7 +13,7 @@ const MOST_AT_FIRST = 24; // rows that the tree opens with
 export class State {
   /** The selected row of the tree; -1 for none. */
   readonly row = signal(-1);
-  /** A value of it, where one is selected; -1 for none. */
+  /** The selected value of it; -1 for none. */
   readonly value = signal(-1);
   /** The stretch of time that is selected instead of a row, from and to in nanoseconds. */
   readonly brushed = signal<[number, number] | undefined>(undefined);
@@ -33,9 +33,9 @@ export class State {
     this.isFiltering.value ? this.searched.value.rows : openRows(this.recording, this.open.value),
   );
   readonly matches = computed(() => (this.isFiltering.value ? this.searched.value.matches : new Set<number>()));
-  /** What ran in the stretch of time that is selected. */
+  /** The ops and lines in the selected stretch of time. */
   readonly stretch = computed(() => this.brushed.value && stretchOf(this.recording, ...this.brushed.value));
-  /** The frame of the selected row's line; -1 where there is none. */
+  /** The frame of the selected row's line; -1 without one. */
   readonly frame = computed(() => (this.row.value < 0 ? -1 : recordedFrame(this.recording, this.row.value)));
 
   constructor(readonly recording: Recording) {
@@ -72,7 +72,7 @@ export class State {
     });
   }
 
-  /** Select what ran in a stretch of time. */
+  /** Select a stretch of time. */
   selectStretch(from: number, to: number): void {
     const { duration } = this.recording.run;
     const ends = [from, to].map((moment) => Math.round(Math.max(0, Math.min(duration, moment)))).sort((a, b) => a - b);
@@ -85,7 +85,7 @@ export class State {
     });
   }
 
-  /** From when to when what is selected ran. */
+  /** The begin and the end of the selection. */
   get selectedSpan(): [number, number] | undefined {
     return this.brushed.value ?? this.recording.spanOf(this.row.value);
   }
@@ -95,7 +95,7 @@ export class State {
     this.span.value = [span[0], Math.max(span[0] + 1, span[1])];
   }
 
-  /** Select a row and let the graph show the inside of it, or of what is around it. */
+  /** Select a row and let the graph show the inside of it, or of the row around it. */
   selectAndEnter(row: number): void {
     batch(() => {
       this.select(row);
@@ -108,7 +108,7 @@ export class State {
     if (op >= 0) this.select(this.recording.opRow[op], value);
   }
 
-  /** Select a value where it was made, or where it is first read. */
+  /** Select a value at its producer, or at its first consumer. */
   selectValue(value: number): void {
     const { recording } = this;
     const maker = recording.valueProducer[value];
@@ -149,7 +149,7 @@ export class State {
     });
   }
 
-  /** Open what is around a row, and let the graph show the place where it is. */
+  /** Open the rows around a row, and let the graph show its place. */
   private reveal(row: number): void {
     const around = this.recording.around(row);
     if (around.some((each) => !this.open.value.has(each))) this.open.value = new Set([...this.open.value, ...around]);
@@ -160,7 +160,7 @@ export class State {
 
   // -- the fragment of the address ------------------------------------------------------------------------
 
-  /** What the address says after `#` for what is selected. */
+  /** The fragment of the address for the selection. */
   get fragment(): string {
     const { recording } = this;
     const row = this.row.value;
@@ -172,7 +172,7 @@ export class State {
     return `row-${row}`;
   }
 
-  /** Select what a fragment says; false where it says nothing that is here. */
+  /** Select the target of a fragment; false if the page does not hold it. */
   follow(fragment: string): boolean {
     const stretch = /^#?time-(\d{1,15})-(\d{1,15})$/.exec(fragment);
     if (stretch) {
@@ -194,13 +194,13 @@ export class State {
   }
 }
 
-/** The file that is shown at first: of those the user wrote, the one with most lines that ran ops. */
+/** The first visible file: of those the user wrote, the one with most lines that ran ops. */
 function firstFile(recording: Recording): number {
   const ran = recording.files.map((file) => (file.installed ? 0 : file.lines.filter(([, , , phases]) => phases.length).length));
   return Math.max(0, ran.indexOf(Math.max(...ran)));
 }
 
-/** The line of a row: its own, or that of the first thing in it. */
+/** The line of a row: its own, or that of the first row in it. */
 function recordedFrame(recording: Recording, row: number): number {
   for (let at = row; at < recording.end[row]; at++) {
     const frame = recording.rowFrame(at);
@@ -209,7 +209,7 @@ function recordedFrame(recording: Recording, row: number): number {
   return -1;
 }
 
-/** The rows that are open at first: the way to what the graph shows, then as many levels as fit on a screen. */
+/** The rows that are open at first: the way to the row of the graph, then as many levels as fit on a screen. */
 function firstOpen(recording: Recording, scope: number): Set<number> {
   const open = new Set<number>(scope < 0 ? [] : [...recording.around(scope), scope]);
   let level = scope < 0 ? recording.children(-1) : recording.children(scope);

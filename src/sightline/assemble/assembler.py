@@ -1,13 +1,13 @@
 """`Assembler`: batches in, columns out. Its state between batches does not grow with the recording.
 
 Batches are added in order. For each, the ops, the values and the calls that have ended are written to a
-`Sink`. What a later batch changes in a written row (the duration of a call that went on, the name of a value)
-is a patch. A recording in memory is one batch.
+`Sink`. A later batch may change a written row by a patch: the duration of a call that went on, the name of a
+value. A recording in memory is one batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,7 +87,7 @@ class Assembler:
         self._updates: list[ValueUpdate] = []
         self._steps = StepAssembler()
         self._captures: list[CaptureInfo] = []
-        self._slots: dict[int, int] = {}  # of values that were found to come from opaque ops
+        self._slots: dict[int, int] = {}  # of values that came from opaque ops
         self.values = 0  #: how many values are written
         self.external = self.evicted = 0
         self._storage_sizes: dict[int, int] = {}  # by id
@@ -116,11 +116,9 @@ class Assembler:
         first_gradients = first_gradient_stacks(self._tables.places, self._tables.codes)
         links = ForwardLinks(ops, self._live)
         links.find(recomputes, first_gradients)
-        self._write(ops, first, rows)
-        self._write_allocations(concatenate([batch.memory for batch in batches]), last)
-        self._write_device_work(concatenate([batch.device for batch in batches]))
+        self._write_ops_and_values(ops, first, rows)
         self.calls.end(end, ops, self._live, self.position_of, recomputes)
-        self._write_calls()
+        self._write_other_tables(batches, last)
         self._steps.place(end, ops, began, self.calls.count - len(began))
         links.note_makers()
         self.ops.aten += int(ops.level.sum())
@@ -131,7 +129,7 @@ class Assembler:
             self._forget(batches[-1])
 
     def _rows_until(self, end: int, flat: IntArray, late: Rows, opened: IntArray) -> Rows:
-        """The rows of a batch with the late ones, and with those of what has not ended."""
+        """The rows of a batch with the late ones, and with those of ops or calls that have not ended."""
         rows = Rows(concatenate([flat, _between(late, self._begin, end)]), late.layout)
         if not len(opened):
             return rows
@@ -145,7 +143,8 @@ class Assembler:
         After an interrupt or a kill the op that made a value may never arrive.
         """
         values = concatenate([self._waiting, rows.values])
-        begin, upto = self._arrived, max(_last_value(values, rows.fresh), self._arrived)
+        last = int(_value_ids(values, rows.fresh).max(initial=-1))
+        begin, upto = self._arrived, max(last + 1, self._arrived)
         late = _between(self._late_values, begin, upto)
         late_fresh = self._late.rows.fresh.reshape(-1, streams.FRESH_WIDTH)
         late_fresh = late_fresh[(late_fresh[:, 0] >= begin) & (late_fresh[:, 0] < upto)]
@@ -225,8 +224,8 @@ class Assembler:
 
     # -- columns -----------------------------------------------------------------------------------------
 
-    def _write(self, ops: BatchOps, first: int, rows: Streams) -> None:
-        """Write the columns of ops and values."""
+    def _write_ops_and_values(self, ops: BatchOps, first: int, rows: Streams) -> None:
+        """Write ops, values, new versions of values, and statistics."""
         live, sink = self._live, self._sink
         advanced = ops.advanced()
         linked = ops.forward >= 0
@@ -242,11 +241,14 @@ class Assembler:
             advanced, ops.phase == BACKWARD,
         ) if len(live) else NewVersions()  # fmt: skip
         late = self._late.rows
-        late_rows = (late.counts[:, 0] < self._first_value) & (late.counts[:, 0] >= _first_id(live, first))
-        self._write_stats(
-            np.concatenate([rows.floats, late.floats[late_rows]]),
-            np.concatenate([rows.counts, late.counts[late_rows]]), first, ops,
-        )  # fmt: skip
+        first_id = int(live.id[first]) if first < len(live) else streams.END
+        late_rows = (late.counts[:, 0] < self._first_value) & (late.counts[:, 0] >= first_id)
+        floats = np.concatenate([rows.floats, late.floats[late_rows]])
+        counts = np.concatenate([rows.counts, late.counts[late_rows]])
+        if len(counts) or not self._statistics.empty:
+            columns = self._statistics.add(floats, counts, live, first, ops)
+            columns["value"] = self.position_of(columns["value"])  # type: ignore[arg-type]  # an array of ids
+            sink.add("stats", columns)
         duration, changed = ops.durations()
         for position, spent in changed.items():
             sink.patch("ops", "duration", position, spent)
@@ -262,15 +264,15 @@ class Assembler:
         self._write_versions(versions)
 
     def _set_opaque_outputs(self, ops: BatchOps, first: int) -> None:
-        """Set the outputs of opaque ops: the values that were found to come from them."""
+        """Set the outputs of opaque ops: the values whose producer is one, and those recorded late."""
         opaque = ops.flavour == OPAQUE
         if not opaque.any():
             return
         live = self._live
         local = live.producer[first:] - ops.base
-        mine = (local >= 0) & (local < len(ops.ids))
-        mine[mine] = opaque[local[mine]]
-        values, owners = live.id[first:][mine], local[mine]
+        is_output = (local >= 0) & (local < len(ops.ids))
+        is_output[is_output] = opaque[local[is_output]]
+        values, owners = live.id[first:][is_output], local[is_output]
         late = self._late_outputs
         late_owner = positions_in(ops.ids, late[:, 0])
         more = (late_owner >= 0) & (positions_in(values, late[:, 1]) < 0)
@@ -294,6 +296,7 @@ class Assembler:
         return kind
 
     def _write_values(self, ops: BatchOps, first: int, advanced: Mask) -> None:
+        """Write the values from row ``first`` of the live ones on."""
         live = self._live
         ids, producer = live.id[first:], live.producer[first:]
         local = np.where(producer >= ops.base, producer - ops.base, -1)
@@ -302,17 +305,7 @@ class Assembler:
         here = local >= 0
         in_backward[here] = ops.phase[local[here]] == BACKWARD
         graded[here] = advanced[local[here]] & floating_metas(self._tables)[live.meta[first:][here]]
-        self._sink.add("values", {
-            "meta": live.meta[first:], "storage": live.storage[first:], "offset": live.offset[first:],
-            "kind": self._final_kinds(live.kind[first:], producer, in_backward), "name": live.name[first:],
-            "producer": producer, "slot": self._slots_of(ops, ids, producer),
-            "previous": self.position_of(live.previous[first:]), "base": self.position_of(live.base[first:]),
-            "flags": live.flags[first:] | np.where(graded, d.REQUIRES_GRAD, 0),
-        })  # fmt: skip
-        self.values += len(ids)
-
-    def _slots_of(self, ops: BatchOps, ids: IntArray, producer: IntArray) -> IntArray:
-        """The index of each value among its producer's outputs; -1 if another value's change made it."""
+        # The index among the producer's outputs; -1 if another value's change made it.
         slot = np.full(len(ids), -1, dtype=np.int64)
         writers = ops.base + np.repeat(np.arange(len(ops.ids)), ops.output_counts)
         index = np.arange(len(ops.outputs)) - np.repeat(offsets_of(ops.output_counts)[:-1], ops.output_counts)
@@ -320,11 +313,17 @@ class Assembler:
         own = (at >= 0) & (producer[at] == writers) if len(ids) else np.zeros(len(at), dtype=bool)
         slot[at[own][::-1]] = index[own][::-1]  # of duplicates the first is written last
         slot[producer < 0] = 0
-        if self._slots:
-            for row_, value in enumerate(ids.tolist()):
-                if value in self._slots and producer[row_] >= 0:
-                    slot[row_] = self._slots.pop(value)
-        return slot
+        for row, value in enumerate(ids.tolist()) if self._slots else ():
+            if value in self._slots and producer[row] >= 0:
+                slot[row] = self._slots.pop(value)
+        self._sink.add("values", {
+            "meta": live.meta[first:], "storage": live.storage[first:], "offset": live.offset[first:],
+            "kind": self._final_kinds(live.kind[first:], producer, in_backward), "name": live.name[first:],
+            "producer": producer, "slot": slot,
+            "previous": self.position_of(live.previous[first:]), "base": self.position_of(live.base[first:]),
+            "flags": live.flags[first:] | np.where(graded, d.REQUIRES_GRAD, 0),
+        })  # fmt: skip
+        self.values += len(ids)
 
     def _write_versions(self, new: NewVersions) -> None:
         if not new.like:
@@ -345,32 +344,23 @@ class Assembler:
             "flags": live.flags[at] | np.where(graded, d.REQUIRES_GRAD, 0),
         })  # fmt: skip
 
-    def _write_stats(self, floats: d.F64, counts: IntArray, first: int, ops: BatchOps) -> None:
-        if not len(counts) and self._statistics.empty:
-            return
-        columns = self._statistics.add(floats, counts, self._live, first, ops)
-        columns["value"] = self.position_of(columns["value"])  # type: ignore[arg-type]  # an array of ids
-        self._sink.add("stats", columns)
-
-    def _write_allocations(self, rows: IntArray, last: bool) -> None:
-        columns = self._allocations.add(rows, self._first_value, last)
-        columns["value"] = self.position_of(columns["value"])
-        self._sink.add("allocations", columns)
-
-    def _write_device_work(self, rows: IntArray) -> None:
-        columns = rows.reshape(-1, len(fields(d.DeviceWorkColumns))).T
+    def _write_other_tables(self, batches: list[Batch], last: bool) -> None:
+        """Write allocations, device work, and the module calls that have ended."""
+        memory = concatenate([batch.memory for batch in batches])
+        allocations = self._allocations.add(memory, self._first_value, last)
+        allocations["value"] = self.position_of(allocations["value"])
+        self._sink.add("allocations", allocations)
+        fields = d.DeviceWorkColumns.dtypes()
+        work = concatenate([batch.device for batch in batches]).reshape(-1, len(fields)).T
         names = np.array([self.names.id(name) for name in self._tables.kernels], dtype=np.int64)
-        named = dict(zip((one.name for one in fields(d.DeviceWorkColumns)), columns, strict=True))
-        self._sink.add("device_work", named | {"name": names[columns[0]] if len(names) else columns[0]})
-
-    def _write_calls(self) -> None:
-        columns = self.calls.ready()
-        if columns is not None:
-            columns["input_offsets"], columns["output_offsets"] = (
-                columns.pop("input_counts"), columns.pop("output_counts"),
-            )  # fmt: skip
-            del columns["position"]
-            self._sink.add("calls", columns)
+        name = names[work[0]] if len(names) else work[0]
+        self._sink.add("device_work", dict(zip(fields, work, strict=True)) | {"name": name})
+        calls = self.calls.ready()
+        if calls is not None:
+            for offsets, counts in (("input_offsets", "input_counts"), ("output_offsets", "output_counts")):
+                calls[offsets] = calls.pop(counts)
+            del calls["position"]
+            self._sink.add("calls", calls)
 
     # -- results ----------------------------------------------------------------------------------------
 
@@ -399,20 +389,15 @@ class Assembler:
         if batch.alive is None:
             return
         live = self._live
-        alive = np.unique(np.concatenate([batch.alive, self.calls.open_inputs(), self._waiting_sources()]))
-        recent = _first_value(batch.rows)  # a tensor may be registered a moment after its row is written
+        waiting = self._waiting.reshape(-1, streams.VALUE.width)
+        sources = waiting[:, [streams.V_BASE, streams.V_PREVIOUS]].reshape(-1)
+        alive = np.unique(np.concatenate([batch.alive, self.calls.open_inputs(), sources]))
+        # A tensor may be registered a moment after its row is written.
+        recent = int(_value_ids(batch.rows.values, batch.rows.fresh).min(initial=streams.END))
         live.keep((live.id >= recent) | (positions_in(alive, live.id) >= 0))
         self._changes.forget(live)
         self._statistics.forget(live)
         self._bytes = self._bytes[:, self._bytes[0] >= self._first_value]
-
-    def _waiting_sources(self) -> IntArray:
-        rows = self._waiting.reshape(-1, streams.VALUE.width)
-        return np.concatenate([rows[:, streams.V_BASE], rows[:, streams.V_PREVIOUS]])
-
-
-def _first_id(live: LiveValues, first: int) -> int:
-    return int(live.id[first]) if first < len(live) else streams.END
 
 
 def _storage_sizes(parts: list[IntArray]) -> IntArray:
@@ -422,15 +407,9 @@ def _storage_sizes(parts: list[IntArray]) -> IntArray:
     return np.stack([values, pairs[last, 1]])
 
 
-def _last_value(values: IntArray, fresh: IntArray) -> int:
-    """One more than the last id."""
-    ids = np.concatenate([values[1 :: streams.VALUE.width], fresh[:: streams.FRESH_WIDTH]])
-    return 1 + int(ids.max()) if len(ids) else 0
-
-
-def _first_value(rows: Streams) -> int:
-    ids = np.concatenate([rows.values[1 :: streams.VALUE.width], rows.fresh[:: streams.FRESH_WIDTH]])
-    return int(ids.min()) if len(ids) else streams.END
+def _value_ids(values: IntArray, fresh: IntArray) -> IntArray:
+    """The ids of the values of two streams, not sorted."""
+    return np.concatenate([values[1 :: streams.VALUE.width], fresh[:: streams.FRESH_WIDTH]])
 
 
 def _between(rows: Rows, begin: int, end: int) -> IntArray:

@@ -133,9 +133,8 @@ class Batch:
     late: Streams = field(default_factory=Streams)  #: rows that belong to earlier batches
     outputs: IntArray = field(default_factory=lambda: EMPTY)  #: (op, value) pairs: late outputs of opaque ops
     absent: IntArray = field(default_factory=lambda: EMPTY)  #: ids of earlier batches without a value
-    nbytes: IntArray = field(
-        default_factory=lambda: EMPTY
-    )  #: (value, bytes) of storages not made in the block
+    #: (value, bytes) of storages not made in the block
+    nbytes: IntArray = field(default_factory=lambda: EMPTY)
     late_nbytes: IntArray = field(default_factory=lambda: EMPTY)  #: the same, of values of earlier batches
     memory: IntArray = field(default_factory=lambda: EMPTY)  #: allocations, resizes and frees of storages
     device: IntArray = field(default_factory=lambda: EMPTY)  #: work of devices; names index `Tables.kernels`
@@ -151,7 +150,7 @@ class Batch:
 
 @dataclass
 class LateRows:
-    """What later batches add to earlier ones, for a whole recording."""
+    """The rows that later batches add to earlier ones, for a whole recording."""
 
     rows: Streams = field(default_factory=Streams)
     outputs: IntArray = field(default_factory=lambda: EMPTY)

@@ -48,10 +48,18 @@ class CallAssembler:
     def begin(self, rows: Rows, ops: BatchOps) -> IntArray:
         """Give the calls that begin in a batch their positions; returns their ids."""
         ids, module = rows.ids, rows.column("module")
+        # The index of a call is the number of earlier calls of its module, in this batch and before.
+        order = np.argsort(module, kind="stable")
+        index = np.empty_like(module)
+        index[order] = np.arange(len(ids)) - np.searchsorted(module[order], module[order])
+        called, which, times = np.unique(module, return_inverse=True, return_counts=True)
+        before = np.array([self._call_counts.get(one, 0) for one in called.tolist()], dtype=np.int64)
+        self._call_counts.update(zip(called.tolist(), (before + times).tolist(), strict=True))
+        index += before[which]
         ahead = np.searchsorted(ops.ids, ids)
         aten, own = _aten_totals(ops)
         begins = np.stack([
-            ids, self.count + np.arange(len(ids)), self._call_indices(module), ops.base + ahead,
+            ids, self.count + np.arange(len(ids)), index, ops.base + ahead,
             ops.before.aten + aten[ahead], ops.before.own + own[ahead],
         ])  # fmt: skip
         self.count += len(ids)
@@ -66,17 +74,6 @@ class CallAssembler:
         at = positions_in(self._begins[0], ids)
         return np.where(at >= 0, self._begins[1][at], -1) if len(self._begins[1]) else at
 
-    def _call_indices(self, module: IntArray) -> IntArray:
-        """For each call, the number of earlier calls of the same module."""
-        order = np.argsort(module, kind="stable")
-        first = np.searchsorted(module[order], module[order])
-        indices = np.empty_like(module)
-        indices[order] = np.arange(len(module)) - first
-        called, which, times = np.unique(module, return_inverse=True, return_counts=True)
-        before = np.array([self._call_counts.get(one, 0) for one in called.tolist()], dtype=np.int64)
-        self._call_counts.update(zip(called.tolist(), (before + times).tolist(), strict=True))
-        return indices + before[which] if len(called) else indices
-
     def end(self, end: int, ops: BatchOps, live: LiveValues, position_of: IdMap, recomputes: Mask) -> None:
         """Finish the calls that end before ``end``; all ops before it have arrived."""
         rows = self._open
@@ -84,14 +81,12 @@ class CallAssembler:
         done = rows.select(ended)
         begins = self._begins[:, ended]
         parents = self.positions(done.column("parent"))
-        self._open = Rows(
-            rows.select_stream(~ended), streams.CALL
-        )  # a copy, so that the ended rows are freed
+        # A copy, so that the ended rows are freed.
+        self._open = Rows(rows.select_stream(~ended), streams.CALL)
         self._begins = self._begins[:, ~ended]
         if len(done):
-            self._waiting.append(
-                self._call_columns(done, begins, parents, ops, live, position_of, recomputes)
-            )
+            columns = self._call_columns(done, begins, parents, ops, live, position_of, recomputes)
+            self._waiting.append(columns)
 
     def _call_columns(
         self, rows: Rows, begins: IntArray, parents: IntArray, ops: BatchOps, live: LiveValues,
@@ -101,7 +96,7 @@ class CallAssembler:
         bits, stack = rows.column("bits"), rows.column("stack")
         phase, flags = bits & ((1 << streams.FLAG_SHIFT) - 1), bits >> streams.FLAG_SHIFT
         phase[(phase == BACKWARD) & recomputes[stack]] = RECOMPUTE
-        # A checkpoint ends its second forward by an exception of its own, as soon as it has what it needs.
+        # A checkpoint ends its second forward by an exception of its own, as soon as it has all it needs.
         flags[phase == RECOMPUTE] &= ~d.RAISED
         ends = rows.column("end")
         upto = np.searchsorted(ops.ids, ends)
@@ -133,13 +128,11 @@ class CallAssembler:
         if len(self._waiting) > 1:
             columns = {name: np.concatenate([part[name] for part in self._waiting]) for name in columns}
         order = np.argsort(columns["position"], kind="stable")
-        columns = _reorder(columns, order)
-        now = int((columns["position"] == self._written + np.arange(len(order))).cumprod().sum())
-        self._waiting = [_slice(columns, now, len(order))] if now < len(order) else []
-        if not now:
-            return None
+        expected = self._written + np.arange(len(order))
+        now = int((columns["position"][order] == expected).cumprod().sum())
+        self._waiting = [_select(columns, order[now:])] if now < len(order) else []
         self._written += now
-        return _slice(columns, 0, now)
+        return _select(columns, order[:now]) if now else None
 
     def open_inputs(self) -> IntArray:
         """The inputs of the calls that have not ended."""
@@ -169,22 +162,14 @@ def _aten_totals(ops: BatchOps) -> tuple[IntArray, IntArray]:
     return offsets_of(aten), offsets_of(np.where(aten, ops.rows.column("duration"), 0))
 
 
-def _reorder(columns: dict[str, IntArray], order: IntArray) -> dict[str, IntArray]:
-    reordered = {name: columns[name][order] for name in _FIXED}
+def _select(columns: dict[str, IntArray], rows: IntArray) -> dict[str, IntArray]:
+    """Some rows of the columns, in the order given."""
+    selected = {name: columns[name][rows] for name in _FIXED}
     for name in ("input", "output"):
         counts = columns[f"{name}_counts"]
-        reordered[f"{name}s"] = columns[f"{name}s"][expand_ranges(offsets_of(counts)[order], counts[order])]
-        reordered[f"{name}_counts"] = counts[order]
-    return reordered
-
-
-def _slice(columns: dict[str, IntArray], first: int, end: int) -> dict[str, IntArray]:
-    part = {name: columns[name][first:end] for name in _FIXED}
-    for name in ("input", "output"):
-        starts = offsets_of(columns[f"{name}_counts"])
-        part[f"{name}s"] = columns[f"{name}s"][starts[first] : starts[end]]
-        part[f"{name}_counts"] = columns[f"{name}_counts"][first:end]
-    return part
+        selected[f"{name}s"] = columns[f"{name}s"][expand_ranges(offsets_of(counts)[rows], counts[rows])]
+        selected[f"{name}_counts"] = counts[rows]
+    return selected
 
 
 class IdMap:

@@ -1,7 +1,7 @@
 """Links every backward op to the forward op whose autograd node it belongs to, batch by batch.
 
 A forward op advances autograd's sequence number, and the node it makes carries that number; a backward op
-knows the node it runs for. What runs for no node is linked through the values it reads.
+knows the node it runs for. An op that runs for no node is linked through the values it reads.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class ForwardLinks:
 
     def __init__(self, ops: BatchOps, live: LiveValues) -> None:
         self._ops, self._live = ops, live
-        self._batch_makers = EMPTY
+        self._batch_makers = EMPTY  # for each live value, the aten op of this batch that made it; -1: none
 
     def find(self, recomputes: Mask, first_gradients: Mask) -> None:
         """Link every backward op to the forward op whose autograd node it belongs to."""
-        ops = self._ops
+        ops, live = self._ops, self._live
         node = ops.rows.column("node")
         in_backward = (node != -1) & (ops.level == 1)
         again = in_backward & recomputes[ops.stack]
@@ -38,14 +38,21 @@ class ForwardLinks:
         makes = (ops.level == 1) | (ops.flavour == OPAQUE)
         self._note_nodes(np.flatnonzero(makes))
         nodes = ops.before.nodes
-        asking = np.flatnonzero(makes & (node >= 0) & ~again)
-        if len(asking) and nodes.shape[1]:
+        linked = np.flatnonzero(makes & (node >= 0) & ~again)
+        if len(linked) and nodes.shape[1]:
             keys = (nodes[0] << 32) + nodes[1]
-            at = np.searchsorted(keys, (node[asking] << 32) + ops.base + asking) - 1  # an op before this one
-            fits = (at >= 0) & (nodes[0][at] == node[asking])
-            ops.forward[asking[fits]] = nodes[1][at[fits]]
-            ops.forward_call[asking[fits]] = nodes[2][at[fits]]
-        self._batch_makers = self._makers()
+            at = np.searchsorted(keys, (node[linked] << 32) + ops.base + linked) - 1  # an op before this one
+            fits = (at >= 0) & (nodes[0][at] == node[linked])
+            ops.forward[linked[fits]] = nodes[1][at[fits]]
+            ops.forward_call[linked[fits]] = nodes[2][at[fits]]
+        # The first op of this batch that returned each live value, unless an earlier batch did.
+        owners = np.repeat(np.arange(len(ops.ids)), ops.output_counts)
+        rows = live.at(ops.outputs)
+        by_aten = (ops.level[owners] == 1) & (rows >= 0)
+        makers = np.full(len(live), -1, dtype=np.int64)
+        makers[rows[by_aten][::-1]] = owners[by_aten][::-1]  # the first of equal ones is written last
+        makers[live.maker >= 0] = -1
+        self._batch_makers = makers
         self._link_accumulations(np.flatnonzero((node == -2) & in_backward & ~again))
         self._link_first_gradients(first_gradients)
 
@@ -64,7 +71,7 @@ class ForwardLinks:
             reached = np.maximum.accumulate(np.concatenate([[start], now]))
             earlier = reached[:-1]
             resumed = ops.after_gaps(here)
-            earlier[resumed] = np.maximum(earlier, now)[resumed]  # nobody knows what made the nodes between
+            earlier[resumed] = np.maximum(earlier, now)[resumed]  # lost ops made the nodes between
             ahead = now > earlier
             parts.append(np.stack([now[ahead] - 1, ops.base + here[ahead], ops.call[here[ahead]]]))
             # An op recorded from outside made all the nodes counted since; one recorded below autograd made
@@ -90,19 +97,8 @@ class ForwardLinks:
             nodes = nodes[:, np.sort(np.argpartition(nodes[1], -_NODES)[-_NODES:])]
         before.nodes = nodes
 
-    def _makers(self) -> IntArray:
-        """For each live value the aten op of this batch that first returned it; -1 for none."""
-        ops, live = self._ops, self._live
-        owners = np.repeat(np.arange(len(ops.ids)), ops.output_counts)
-        rows = live.at(ops.outputs)
-        mine = (ops.level[owners] == 1) & (rows >= 0)
-        makers = np.full(len(live), -1, dtype=np.int64)
-        makers[rows[mine][::-1]] = owners[mine][::-1]  # the first of equal ones is written last
-        makers[live.maker >= 0] = -1
-        return makers
-
     def note_makers(self) -> None:
-        """Store with the values what later batches need of the ops that made them."""
+        """Store with each value the op that made it and its forward op, for later batches."""
         ops, live = self._ops, self._live
         rows = np.flatnonzero(self._batch_makers >= 0)
         makers = self._batch_makers[rows]
@@ -119,7 +115,7 @@ class ForwardLinks:
         return zip(np.repeat(chosen, counts).tolist(), rows.tolist(), makers.tolist(), strict=True)
 
     def _link_accumulations(self, unlinked: IntArray) -> None:
-        """Link an op that adds into a leaf's gradient to the forward op of what it adds.
+        """Link an op that adds into a leaf's gradient to the forward op of the tensor it adds.
 
         The gradient it adds to is of an earlier backward pass, so that the latest forward op counts.
         """
@@ -135,7 +131,7 @@ class ForwardLinks:
                 ops.forward[op], ops.forward_call[op] = forward, call
 
     def _link_first_gradients(self, stacks: Mask) -> None:
-        """Link what ``backward()`` runs before its first node: the gradient of the loss."""
+        """Link the ops that ``backward()`` runs before its first node: they make the gradient of the loss."""
         ops, live = self._ops, self._live
         ops.phase[ops.starts_backward & (ops.phase == FORWARD)] = BACKWARD
         inside = np.flatnonzero((ops.parent >= 0) & (ops.phase == FORWARD))

@@ -17,18 +17,18 @@ from sightline.assemble.batch import Batch, Operation, StepMark, Streams, ValueU
 from sightline.assemble.calls import matching_begin
 from sightline.assemble.ops import OP, OPAQUE
 from sightline.assemble.values import ACTIVATION, LASTING, inherited, value_rows
-from sightline.data.arrays import EMPTY, IntArray, Mask, Rows, concatenate, positions_in
+from sightline.data.arrays import EMPTY, IntArray, Rows, concatenate, positions_in
 from sightline.data.trace_data import KIND, DeviceWorkColumns
 from sightline.schema import streams
 
 _LAUNCH: Final = [one.name for one in fields(DeviceWorkColumns)].index("launch")
 _FROM_OPS: Final = (ACTIVATION, KIND["gradient"])
-_COLLECTIVES: Final = ("c10d::", "_c10d_functional")  #: what the names of collectives begin with
+_COLLECTIVES: Final = ("c10d::", "_c10d_functional")  #: the beginnings of their names
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """What a recording of the last ops no longer has.
+    """The ops that a recording of the last ops no longer has.
 
     Collectives are counted for each name and form: ranks are compared by the order numbers of theirs.
     Autograd nodes are counted for each thread: a node with a higher number belongs to an op that is kept.
@@ -54,7 +54,7 @@ class Dropped:
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any]) -> Dropped:
-        """What the info of a recording says of it."""
+        """From the info of a recording."""
         rows = info.get("dropped_collectives") or ()
         return cls(
             int(info.get("dropped") or 0),
@@ -63,7 +63,7 @@ class Dropped:
         )
 
     def to_info(self) -> dict[str, Any]:
-        """The same, for the info of a recording."""
+        """Entries for the info of a recording."""
         rows = [[name, form, count] for (name, form), count in self.collectives.items()]
         numbers = [[thread, number] for thread, number in self.sequences.items()]
         return {
@@ -108,7 +108,7 @@ def merge_batches(batches: list[Batch]) -> Batch:
 def keep_last(
     batch: Batch, count: int, operations: Sequence[Operation], before: Dropped | None = None
 ) -> tuple[Batch, Dropped]:
-    """What the last ``count`` ops need, and what is left out, with what was left out ``before``.
+    """The part that the last ``count`` ops need, and the ops left out, those ``before`` included.
 
     Where no ops are recorded, module calls count.
     """
@@ -123,7 +123,12 @@ def keep_last(
     used = np.unique(np.concatenate([_references(kept_ops), _references(kept_calls)]))
     updates = {update.value: update for update in batch.updates}
     values = _needed_values(_unique_values(batch.rows), used, first, updates)
+    evicted = set(values[values[:, streams.V_KIND] == KIND["evicted"], 1].tolist())
+    valid = [updates[value] for value in values[:, 1].tolist() if value in updates]
     measured = positions_in(values[:, 1], batch.rows.counts[:, 0]) >= 0
+    work = batch.device.reshape(-1, len(fields(DeviceWorkColumns)))
+    if len(kept_ops):
+        work = work[work[:, _LAUNCH] >= kept_ops.column("start").min()]
     ended_calls = Rows(batch.rows.calls, streams.CALL)
     kept = Batch(
         rows=Streams(
@@ -131,8 +136,11 @@ def keep_last(
             ended_calls.select_stream(ended_calls.column("end") > first),
             values.reshape(-1), EMPTY, batch.rows.floats[measured], batch.rows.counts[measured],
         ),
-        memory=batch.memory, device=_work_since(batch.device, kept_ops),
-        nbytes=batch.nbytes, updates=_valid_updates(updates, values),
+        memory=batch.memory, device=work.reshape(-1), nbytes=batch.nbytes,
+        updates=[
+            update._replace(kind=-1)  # an evicted value no longer becomes a gradient
+            if update.value in evicted and update.kind in _FROM_OPS else update for update in valid
+        ],
         steps=_steps_after(batch.steps, first), captures=batch.captures,
         open_ops=_ops_from(batch.open_ops, first), open_calls=batch.open_calls, end=batch.end,
     )  # fmt: skip
@@ -160,29 +168,9 @@ def _all_rows(batch: Batch) -> tuple[Rows, Rows]:
     return ops, Rows(concatenate([batch.rows.calls, batch.open_calls]), streams.CALL)
 
 
-def _valid_updates(updates: dict[int, ValueUpdate], values: IntArray) -> list[ValueUpdate]:
-    """The updates of these values; an evicted value no longer becomes a gradient."""
-    evicted = set(values[values[:, streams.V_KIND] == KIND["evicted"], 1].tolist())
-    valid = [updates[value] for value in values[:, 1].tolist() if value in updates]
-    return [
-        update._replace(kind=-1) if update.value in evicted and update.kind in _FROM_OPS else update
-        for update in valid
-    ]
-
-
 def _ops_from(flat: IntArray, first: int) -> IntArray:
     rows = Rows(flat, streams.OP)
     return rows.select_stream(rows.ids >= first)
-
-
-def _work_since(device: IntArray, ops: Rows) -> IntArray:
-    """Device work launched after the first of these ops began."""
-    if not len(device) or not len(ops):
-        return device
-    work = device.reshape(-1, len(fields(DeviceWorkColumns)))
-    first = int(ops.column("start").min())
-    launched: IntArray = work[work[:, _LAUNCH] >= first].reshape(-1)
-    return launched
 
 
 def _references(rows: Rows) -> IntArray:
@@ -209,7 +197,17 @@ def _needed_values(values: IntArray, used: IntArray, first: int, updates: dict[i
         if keep[bases].all():
             break
         keep[bases] = True
-    previous = _previous_kept(values, keep)
+    previous = values[:, streams.V_PREVIOUS].copy()
+    while True:  # the nearest earlier version that is kept
+        at = positions_in(ids, previous)
+        dropped = (previous >= 0) & (at >= 0) & ~keep[at]
+        if not dropped.any():
+            break
+        earlier = previous[at[dropped]]
+        if (earlier >= previous[dropped]).any():
+            raise ValueError("a value replaces a later one")
+        previous[dropped] = earlier
+    previous[(previous >= 0) & (at < 0)] = -1
     kept = values[keep].copy()
     kept[:, streams.V_PREVIOUS] = previous[keep]
     kept[positions_in(kept[:, 1], kept[:, streams.V_BASE]) < 0, streams.V_BASE] = -1
@@ -220,22 +218,6 @@ def _needed_values(values: IntArray, used: IntArray, first: int, updates: dict[i
     inherits = kept[:, streams.V_OFFSET] == streams.INHERITED
     kept[inherits & (kept[:, streams.V_BASE] < 0) & (kept[:, streams.V_PREVIOUS] < 0), streams.V_OFFSET] = 0
     return kept
-
-
-def _previous_kept(values: IntArray, keep: Mask) -> IntArray:
-    """The nearest earlier version of each value that is kept; -1 for none."""
-    ids, previous = values[:, 1], values[:, streams.V_PREVIOUS].copy()
-    while True:
-        at = positions_in(ids, previous)
-        dropped = (previous >= 0) & (at >= 0) & ~keep[at]
-        if not dropped.any():
-            break
-        earlier = previous[at[dropped]]
-        if (earlier >= previous[dropped]).any():
-            raise ValueError("a value replaces a later one")
-        previous[dropped] = earlier
-    previous[(previous >= 0) & (at < 0)] = -1
-    return previous
 
 
 def _steps_after(marks: list[StepMark], first: int) -> list[StepMark]:

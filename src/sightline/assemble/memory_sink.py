@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.assemble.assembler import Assembler
-from sightline.assemble.batch import Batch, LateRows, SourcePosition, Tables
+from sightline.assemble.batch import Batch, LateRows, Tables
 from sightline.data import trace_data as d
-from sightline.data.arrays import IntArray
+from sightline.data.arrays import IntArray, offsets_of
 from sightline.data.trace_data import Store
 
 Array = NDArray[Any]
@@ -59,8 +59,7 @@ class MemorySink:
         for name in SINK_COLUMNS[kind]:
             column = self.column(kind, name)
             if name.endswith("_offsets"):
-                lengths, column = column, np.zeros(len(column) + 1, dtype=np.int64)
-                np.cumsum(lengths, out=column[1:])
+                column = offsets_of(column)
             elif values and name in ("inputs", "previous"):
                 column = resolve_versions(column, values)
             columns[name] = column
@@ -115,19 +114,15 @@ def trace_data(
     info = dict(tables.info) | {"external": assembler.external}
     if assembler.evicted:
         info["evicted"] = assembler.evicted
+    places: IntArray = np.array(tables.places, dtype=np.int64).reshape(-1, 6)
+    parent, code, line, end_line, column, end_column = (
+        np.ascontiguousarray(one, dtype=np.int32) for one in places.T
+    )
+    frames = d.FrameColumns(parent, code, line, end_line, column, end_column)
     return d.TraceData(
-        **columns, frames=_frame_columns(tables.places), modules=tables.modules, codes=tables.codes,
+        **columns, frames=frames, modules=tables.modules, codes=tables.codes,
         files=tables.files, metas=tables.metas, forms=tables.forms, names=assembler.names.all,
         storages=storages, schemas=tables.schemas, info=info,
         steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=assembler.captures(),
         store=store,
     )  # fmt: skip
-
-
-def _frame_columns(places: list[SourcePosition]) -> d.FrameColumns:
-    """The tree of frames as columns."""
-    table: IntArray = np.array(places, dtype=np.int64).reshape(-1, 6)
-    parent, code, line, end_line, column, end_column = (
-        np.ascontiguousarray(one, dtype=np.int32) for one in table.T
-    )
-    return d.FrameColumns(parent, code, line, end_line, column, end_column)

@@ -1,6 +1,6 @@
 """Ops batch by batch: names, levels, phases, operators, durations, FLOPs.
 
-`OpHistory` is what later batches need of earlier ops; `BatchOps` are the ops of one batch.
+`OpHistory` remembers the earlier ops that later batches need; `BatchOps` are the ops of one batch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.assemble.batch import Operation, SourcePosition, Tables
+from sightline.assemble.batch import SourcePosition, Tables
 from sightline.data import trace_data as d
 from sightline.data.arrays import (
     EMPTY,
@@ -47,7 +47,7 @@ class OpenApiCall:
 
 
 class OpHistory:
-    """What later batches need of earlier ops."""
+    """The state of earlier ops that later batches need."""
 
     def __init__(self, tables: Tables, late: set[int]) -> None:
         self.count = 0
@@ -114,13 +114,9 @@ class BatchOps:
         self.outputs = rows.lists(streams.OP.width + self.input_counts, self.output_counts)
         self.forward = np.full(len(self.ids), -1, dtype=np.int64)
         self.forward_call = np.full(len(self.ids), -1, dtype=np.int64)
-        self._note_anchors(operations)
-
-    def _note_anchors(self, operations: list[Operation]) -> None:
-        before = self.before
         starts = np.array([one.backward for one in operations] or [False])[self.info]
         self.starts_backward = starts
-        lasting = starts | (self.flavour == OPAQUE)
+        lasting = starts | (self.flavour == OPAQUE)  # later ops may refer to these
         if before.late:
             lasting |= np.isin(self.ids, list(before.late))
         for at in np.flatnonzero(lasting).tolist():
@@ -128,7 +124,7 @@ class BatchOps:
         before.backwards.update(self.ids[starts].tolist())
 
     def advanced(self) -> Mask:
-        """Which ops outside a backward pass have made an autograd node."""
+        """A mask of the ops outside a backward pass that have made an autograd node."""
         sequence = self.rows.column("sequence")
         aten = (self.level == 1) & (self.phase != BACKWARD)
         advanced = np.zeros(len(sequence), dtype=bool)
@@ -142,7 +138,7 @@ class BatchOps:
         return advanced
 
     def after_gaps(self, ops: IntArray) -> IntArray:
-        """Those of a thread's ops before which rows of it may be lost, as positions among them."""
+        """Positions among some ops of a thread before which rows of that thread may be lost."""
         first = np.searchsorted(self.ids[ops], np.array(self.tables.gaps, dtype=np.int64))
         return first[first < len(ops)]
 
@@ -157,7 +153,7 @@ class BatchOps:
         self.names[calls[written]] = names[written]
 
     def durations(self) -> tuple[IntArray, dict[int, int]]:
-        """Host time without the recorder's, and for API calls without what torch adds to each op inside.
+        """Host time without the recorder's, and for API calls without the time torch adds to each op inside.
 
         The second result are new durations of calls that began in an earlier batch, by position.
         """
@@ -185,29 +181,21 @@ class BatchOps:
     def flops(self, live: LiveValues, result: IntArray) -> IntArray:
         """The FLOPs of every op: -1 if unknown, `UNCOUNTED` where a heavy op that ended has no formula.
 
-        An op that raised has none: a checkpoint ends its second forward before the last kernel of it.
+        An op that raised has none: a checkpoint ends its second forward before the last kernel of it. They
+        are computed once for each distinct signature.
         """
         operations = self.tables.operations
         ended = (self.flags & (d.RAISED | d.UNFINISHED)) == 0
         counted = np.array([one.counted for one in operations] or [False])[self.info] & (self.level == 1)
         flops = np.full(len(self.ids), -1, dtype=np.int64)
         ops = np.flatnonzero(counted & ended)
-        if len(ops):
-            flops[ops] = self._counted_flops(ops, live, result)
-        missed = np.array([one.multiplies for one in operations] or [False])[self.info] & (flops < 0)
-        flops[missed & ended & ((self.level == 1) | (self.flavour == OPAQUE))] = d.UNCOUNTED
-        return flops
-
-    def _counted_flops(self, ops: IntArray, live: LiveValues, result: IntArray) -> list[int]:
-        """The FLOPs of some ops, computed once for each distinct signature."""
-        form = self.rows.column("form")
         signatures = zip(
-            self.info[ops].tolist(), form[ops].tolist(),
+            self.info[ops].tolist(), self.rows.column("form")[ops].tolist(),
             _metas(live, self.inputs, self.input_counts, ops),
             _metas(live, self.outputs, self.output_counts, ops), strict=True,
         )  # fmt: skip
         cache: dict[tuple[int, int, bytes, bytes], int] = {}
-        flops = []
+        counts = []
         for op, signature in zip(ops.tolist(), signatures, strict=True):
             if signature not in cache:
                 inputs, outputs = (tuple(np.frombuffer(one, np.int64).tolist()) for one in signature[2:])
@@ -215,7 +203,10 @@ class BatchOps:
                 cache[signature] = (
                     self.tables.flops(*signature[:2], int(result[op]), inputs, outputs) if known else -1
                 )
-            flops.append(cache[signature])
+            counts.append(cache[signature])
+        flops[ops] = counts
+        missed = np.array([one.multiplies for one in operations] or [False])[self.info] & (flops < 0)
+        flops[missed & ended & ((self.level == 1) | (self.flavour == OPAQUE))] = d.UNCOUNTED
         return flops
 
 
@@ -228,7 +219,7 @@ def _metas(live: LiveValues, ids: IntArray, counts: IntArray, ops: IntArray) -> 
 
 
 def first_gradient_stacks(places: list[SourcePosition], codes: list[d.CodeInfo]) -> Mask:
-    """Which stacks end where a backward pass makes its first gradient; position -1 is the empty stack.
+    """A mask of the stacks on which a backward pass makes its first gradient; position -1 is the empty stack.
 
     Without API calls nothing else says that the pass has begun.
     """
@@ -238,14 +229,14 @@ def first_gradient_stacks(places: list[SourcePosition], codes: list[d.CodeInfo])
         if code.function == "_make_grads"
         and code.file.replace("\\", "/").endswith("torch/autograd/__init__.py")
     ]
-    made = np.zeros(len(places) + 1, dtype=bool)
+    stacks = np.zeros(len(places) + 1, dtype=bool)
     if makers:
-        made[:-1] = np.isin([place.code for place in places], makers)
-    return made
+        stacks[:-1] = np.isin([place.code for place in places], makers)
+    return stacks
 
 
 def recompute_stacks(places: list[SourcePosition], codes: list[d.CodeInfo]) -> Mask:
-    """Which stacks are inside a checkpoint's second forward; position -1 is the empty stack."""
+    """A mask of the stacks inside a checkpoint's second forward; position -1 is the empty stack."""
     again = {
         number
         for number, code in enumerate(codes)

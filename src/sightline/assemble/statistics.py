@@ -17,7 +17,7 @@ from sightline.assemble.batch import Tables, no_counts, no_floats
 from sightline.assemble.ops import BatchOps
 from sightline.assemble.values import LiveValues
 from sightline.data.arrays import EMPTY, IntArray, Mask, offsets_of, positions_in
-from sightline.data.trace_data import F64, TensorMeta
+from sightline.data.trace_data import F64
 from sightline.schema.streams import COUNTS, FLOATS
 
 
@@ -73,7 +73,17 @@ class Statistics:
         rows = self._rows.merge(read.select(read.value < end))
         rows = rows.merge(self._inherited(rows, live, first, ops))
         self._rows = rows
-        return self._columns(rows.select(rows.value >= begin), live)
+        rows = rows.select(rows.value >= begin)
+        metas, at = self._tables.metas, positions_in(live.id, rows.value)
+        rows, at = rows.select(at >= 0), at[at >= 0]
+        dtypes = [(metas[meta].dtype, metas[meta].shape) for meta in live.meta[at].tolist()]
+        bits = np.where(rows.has_lanes, fingerprints_of(rows.counts[:, COUNTS:], dtypes), np.uint64(0))
+        low, high, mean, std, l2 = (np.ascontiguousarray(column) for column in rows.floats.T)
+        zeros, nans, infs = (np.ascontiguousarray(column) for column in rows.counts.T[1:COUNTS])
+        return {
+            "value": rows.value, "min": low, "max": high, "mean": mean, "std": std, "l2": l2, "zeros": zeros,
+            "nans": nans, "infs": infs, "fingerprint": bits.astype(np.uint64),
+        }  # fmt: skip
 
     @property
     def empty(self) -> bool:
@@ -123,11 +133,9 @@ class Statistics:
         """The rows of sources for their heirs; an expanded view repeats the elements of its base."""
         copied = rows.select(sources)
         metas = self._tables.metas
-        look, from_look = live.meta[live.at(heirs)], live.at(copied.value)
-        times = np.array([
-            _repeats(metas[view], metas[int(live.meta[source])]) if source >= 0 else 1.0
-            for view, source in zip(look.tolist(), from_look.tolist(), strict=True)
-        ])  # fmt: skip
+        views = [metas[meta].numel for meta in live.meta[live.at(heirs)].tolist()]
+        bases = [metas[live.meta[at]].numel if at >= 0 else 0 for at in live.at(copied.value).tolist()]
+        times = np.array([view / base if base else 1.0 for view, base in zip(views, bases, strict=True)])
         floats, counts = copied.floats.copy(), copied.counts.copy()
         with np.errstate(all="ignore"):  # a damaged file may hold any numbers
             floats[:, FLOATS - 1] *= np.sqrt(times)
@@ -136,22 +144,6 @@ class Statistics:
         counts[~lanes, COUNTS:] = 0
         order = np.argsort(heirs, kind="stable")
         return StatisticsRows(heirs, floats, counts, lanes, keeps).select(order)
-
-    def _columns(self, rows: StatisticsRows, live: LiveValues) -> dict[str, object]:
-        metas, at = self._tables.metas, positions_in(live.id, rows.value)
-        rows, at = rows.select(at >= 0), at[at >= 0]
-        dtypes = [(metas[meta].dtype, metas[meta].shape) for meta in live.meta[at].tolist()]
-        bits = np.where(rows.has_lanes, fingerprints_of(rows.counts[:, COUNTS:], dtypes), np.uint64(0))
-        low, high, mean, std, l2 = (np.ascontiguousarray(column) for column in rows.floats.T)
-        zeros, nans, infs = (np.ascontiguousarray(column) for column in rows.counts.T[1:COUNTS])
-        return {
-            "value": rows.value, "min": low, "max": high, "mean": mean, "std": std, "l2": l2, "zeros": zeros,
-            "nans": nans, "infs": infs, "fingerprint": bits.astype(np.uint64),
-        }  # fmt: skip
-
-
-def _repeats(view: TensorMeta, base: TensorMeta) -> float:
-    return view.numel / base.numel if base.numel else 1.0
 
 
 U64 = NDArray[np.uint64]

@@ -167,11 +167,6 @@ class Storages:
         self._extent = EMPTY
         self._itemsize = EMPTY
 
-    def _measure(self, metas: list[TensorMeta]) -> None:
-        if len(self._extent) != len(metas):
-            self._extent = np.array([byte_extent(one) for one in metas], dtype=np.int64)
-            self._itemsize = np.array([one.itemsize for one in metas], dtype=np.int64)
-
     def spans(self, live: LiveValues) -> tuple[IntArray, IntArray]:
         """The first and last byte of each value in its storage."""
         first = live.offset * self._itemsize[live.meta]
@@ -184,12 +179,14 @@ class Storages:
 
         ``sizes`` are the bytes of storages that were not made in the block: values and sizes, in order.
         """
-        self._measure(metas)
+        if len(self._extent) != len(metas):
+            self._extent = np.array([byte_extent(one) for one in metas], dtype=np.int64)
+            self._itemsize = np.array([one.itemsize for one in metas], dtype=np.int64)
         ids, address = live.id[first:], live.address[first:]
         flags = live.flags[first:]
-        before = np.where(flags & streams.MOVED, -1, live.previous[first:])
+        previous = np.where(flags & streams.MOVED, -1, live.previous[first:])
         live.flags[first:] = flags & ~streams.MOVED
-        source_ids = np.where(live.base[first:] >= 0, live.base[first:], before)
+        source_ids = np.where(live.base[first:] >= 0, live.base[first:], previous)
         source = live.at(source_ids)
         source[source_ids < 0] = -1
         new = source < 0
@@ -204,13 +201,6 @@ class Storages:
         shared = np.where(shared < 0, storage[outside[firsts]], shared)
         self._by_address.update(zip(unique.tolist(), shared.tolist(), strict=True))
         storage[outside] = shared[which]
-        self._inherit_storages(live, first, source, storage)
-        reach = self._extent[live.meta[first:]] + live.offset[first:] * self._itemsize[live.meta[first:]]
-        nbytes = np.where(sized >= 0, sizes[1][sized], 0) if len(sizes[1]) else 0
-        return live.storage[first:], np.where(nbytes, nbytes, reach)
-
-    def _inherit_storages(self, live: LiveValues, first: int, source: IntArray, storage: IntArray) -> None:
-        """Give views and versions the storage of their source, and some its offset."""
         live.storage[first:] = storage
         before = np.full(len(live), -1, dtype=np.int64)
         before[first:] = source
@@ -218,6 +208,9 @@ class Storages:
         inherited = live.offset == streams.INHERITED
         live.offset = live.offset[chain_ends(np.where(inherited, before, -1))]
         live.offset[inherited & (live.offset == streams.INHERITED)] = 0
+        reach = self._extent[live.meta[first:]] + live.offset[first:] * self._itemsize[live.meta[first:]]
+        nbytes = np.where(sized >= 0, sizes[1][sized], 0) if len(sizes[1]) else 0
+        return live.storage[first:], np.where(nbytes, nbytes, reach)
 
 
 def inherited(kind: IntArray, before: IntArray, unnamed: Mask) -> tuple[IntArray, IntArray]:
@@ -260,5 +253,5 @@ def byte_extent(meta: TensorMeta) -> int:
 
 
 def floating_metas(tables: Tables) -> Mask:
-    """Which tensor metadata have a dtype that can have a gradient."""
+    """A mask of the tensor metadata whose dtype can have a gradient."""
     return np.array([one.dtype.startswith(("float", "bfloat", "complex")) for one in tables.metas] or [False])

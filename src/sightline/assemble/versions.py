@@ -71,12 +71,22 @@ class Changes:
         """
         self._note_waiting()
         new = NewVersions()
-        changes = _changes(mutating, base, output_starts, outputs, live, spans, graded, backward)
+        # The versions that ops made in place, in order: the storage of each, and its `Change`.
+        writers = np.flatnonzero(mutating)
+        counts = np.diff(output_starts)[writers]
+        written = live.at(outputs[expand_ranges(output_starts[:-1][writers], counts)])
+        writers = np.repeat(writers, counts)
+        is_new = (written >= 0) & (live.previous[written] >= 0) & (live.producer[written] == base + writers)
+        written, writers = written[is_new], writers[is_new]
+        changes = np.stack([
+            live.storage[written], base + writers, live.id[written], spans[0][written], spans[1][written],
+            graded[writers], backward[writers],
+        ])  # fmt: skip
         rows = live.at(inputs)
         readers = base + np.repeat(np.arange(len(mutating)), np.diff(input_starts))
         outdated = np.flatnonzero(self._changed_since(rows, readers, changes, live))
-        # Few reads come after a change through another value. These and the changes of what they read go one
-        # by one, since each read may make a version that the next one replaces.
+        # Few reads come after a change through another value. These, and the changes of the storages they
+        # read, go one by one, since each read may make a version that the next one replaces.
         relevant = np.flatnonzero(np.isin(changes[0], live.storage[rows[outdated]]))
         upto = np.searchsorted(changes[1][relevant], readers[outdated])
         done = 0
@@ -88,9 +98,10 @@ class Changes:
         return new
 
     def _changed_since(self, rows: IntArray, readers: IntArray, changes: IntArray, live: LiveValues) -> Mask:
-        """Which reads come after a change of the storage that is newer than the value."""
+        """A mask of the reads that come after a change of the storage that is newer than the value."""
         storages = np.concatenate([np.fromiter(self._changed, dtype=np.int64), changes[0]])
-        ops = np.concatenate([[seen[-1].op for seen in self._changed.values()], changes[1]]).astype(np.int64)
+        newest = [noted[-1].op for noted in self._changed.values()]
+        ops = np.concatenate([newest, changes[1]]).astype(np.int64)
         if not len(ops):
             return np.zeros(len(rows), dtype=bool)
         keys = (storages << 32) + ops
@@ -106,17 +117,12 @@ class Changes:
         self._waiting = _NO_CHANGES
 
     def _note_all(self, changes: IntArray) -> None:
+        """Add changes; each replaces the earlier ones that it covers."""
         for storage, op, version, first, last, graded, backward in changes.T.tolist():
-            self._note(storage, Change(op, version, first, last, bool(graded), bool(backward)))
-
-    def _note(self, storage: int, change: Change) -> None:
-        """Add a change, and drop the earlier ones that it covers."""
-        before = self._changed.get(storage)
-        if before is None:
-            self._changed[storage] = [change]
-            return
-        visible = [one for one in before if one.first < change.first or one.last > change.last]
-        self._changed[storage] = [*visible, change]
+            change = Change(op, version, first, last, bool(graded), bool(backward))
+            before = self._changed.get(storage, ())
+            visible = [one for one in before if one.first < first or one.last > last]
+            self._changed[storage] = [*visible, change]
 
     def _newest(
         self, value: int, here: int, live: LiveValues, spans: tuple[IntArray, IntArray], new: NewVersions
@@ -140,27 +146,10 @@ class Changes:
         return newest
 
     def forget(self, live: LiveValues) -> None:
-        """Drop what no live value can see."""
+        """Drop the changes that no live value can see."""
         self._note_waiting()
         storages = set(live.storage.tolist())
         self._changed = {at: changes for at, changes in self._changed.items() if at in storages}
         if self._current:
             ids = set(live.id.tolist())
             self._current = {id: newest for id, newest in self._current.items() if id in ids}
-
-
-def _changes(
-    mutating: Mask, base: int, output_starts: IntArray, outputs: IntArray, live: LiveValues,
-    spans: tuple[IntArray, IntArray], graded: Mask, backward: Mask,
-) -> IntArray:  # fmt: skip
-    """The versions that ops made in place, in order: the storage of each, and its `Change`."""
-    writers = np.flatnonzero(mutating)
-    counts = np.diff(output_starts)[writers]
-    rows = live.at(outputs[expand_ranges(output_starts[:-1][writers], counts)])
-    writers = np.repeat(writers, counts)
-    made = (rows >= 0) & (live.previous[rows] >= 0) & (live.producer[rows] == base + writers)
-    rows, writers = rows[made], writers[made]
-    return np.stack([
-        live.storage[rows], base + writers, live.id[rows], spans[0][rows], spans[1][rows],
-        graded[writers], backward[writers],
-    ])  # fmt: skip

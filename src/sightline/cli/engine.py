@@ -23,9 +23,9 @@ def command(build: bool) -> None:
     The native engine is compiled on first use for the torch, the Python and the compiler that are installed,
     and kept in a cache folder. With --build the exit code is 0 if it can be used, else 1.
     """
-    from sightline.recording.native.engine import status
+    from sightline.recording.engine_choice import engine_status
 
-    found = status(build=build)
+    found = engine_status(build=build)
     if build and found.path is None:
         raise click.ClickException(printable_text(found.reason))
     lines = {

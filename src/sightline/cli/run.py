@@ -122,7 +122,8 @@ def command(
     home = place.absolute()  # the script may go to another folder
     began = os.getpid()
     try:
-        recording = _make_recorder(program.name, home, steps, options)
+        with for_command_line():
+            recording = _make_recorder(program.name, home, steps, options)
         with position_written(launched, home):
             ended = _run(program, recording)
     finally:
@@ -209,7 +210,7 @@ def _cheap_stats(options: dict[str, Any]) -> Stats | None:
     if options["stats"] is False or options["check"] or options["ops"] not in ("aten", "both"):
         return None
     from sightline.options import Stats
-    from sightline.recording.native.engine import statistics_are_cheap
+    from sightline.recording.engine_choice import statistics_are_cheap
 
     return Stats(fingerprint=False) if statistics_are_cheap() else None
 

@@ -1,4 +1,4 @@
-"""`compare` and its result: what two recordings have in common and where they differ."""
+"""`compare` and its result: the pairs of ops and values of two recordings, and their differences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sightline.compare.divergence import Divergence, Divergences, number
-from sightline.compare.notes import compared_level, recording_notes, value_notes
+from sightline.compare.notes import (
+    compared_level,
+    integer_notes,
+    precision_notes,
+    recording_notes,
+    value_notes,
+)
 from sightline.compare.op_pairs import Alignment
 from sightline.compare.outcomes import Outcome, Outcomes, uncompared_texts
 from sightline.compare.parameters import ParameterDiff, compare_parameters
+from sightline.compare.sequences import surplus
 from sightline.compare.side import OpLabel, Side, StepRange, span_of
 from sightline.compare.values import UNKNOWN, State, ValueComparer, Verdict
 from sightline.data.index import Index
-from sightline.data.trace_data import REQUIRES_GRAD, TensorMeta, TraceData
+from sightline.data.trace_data import REQUIRES_GRAD
 from sightline.notation import number_text
 
 VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
@@ -91,7 +98,7 @@ class ModuleRow:
 
 
 class Comparison:
-    """What two recordings have in common and where they differ, as plain data."""
+    """The pairs of ops and values of two recordings, and where they differ, as plain data."""
 
     def __init__(self, alignment: Alignment, level: str, notes: list[str]) -> None:
         self.alignment = alignment
@@ -101,11 +108,11 @@ class Comparison:
         self._divergences = Divergences(alignment)
         self.divergences, self.more = self._divergences.find()
         different = [self.different_models] if self.different_models else []
-        self._notes = [*notes, *different, *self._precision_notes(), *self._integer_notes()]
+        self._notes = [*notes, *different, *precision_notes(self.a, self.b), *integer_notes(alignment)]
 
     @property
     def notes(self) -> list[str]:
-        """What could not be compared, and why: kept tensors are read while values are compared."""
+        """Sentences about values that could not be compared; faults of kept tensors show as they are read."""
         return [*self._notes, *self.alignment.compare.faults]
 
     @property
@@ -117,7 +124,7 @@ class Comparison:
     def verdict(self) -> str:
         """Whether they are "same", "close" (up to rounding), "different", or "unknown".
 
-        They are the same or close only if all that leaves the runs was compared: `uncompared` is empty.
+        They are the same or close only if every outcome of the runs was compared: `uncompared` is empty.
         """
         if self.divergences or self.different_models or self.different_outcomes:
             return "different"
@@ -133,23 +140,23 @@ class Comparison:
 
     @cached_property
     def outcomes(self) -> list[Outcome]:
-        """What leaves the runs, with verdicts: outputs of the model, losses, results, gradients, weights."""
+        """The outcomes of the runs with verdicts: outputs, losses, results, gradients and weights."""
         return self._outcomes.compared()
 
     @cached_property
     def uncompared(self) -> list[str]:
-        """Sentences about what leaves the runs and could not be compared."""
+        """Sentences about outcomes that could not be compared."""
         return uncompared_texts(self.outcomes) if self.outcomes else ["neither run has a result to compare"]
 
     @cached_property
     def different_outcomes(self) -> list[Outcome]:
-        """What leaves the runs and differs by more than rounding explains, wherever that begins."""
+        """The outcomes that differ by more than rounding explains, wherever the difference begins."""
         return [each for each in self.outcomes if each.verdict.state is State.DIFFERENT
                 and not self._divergences.is_rounding(each.a, each.b)]  # fmt: skip
 
     @cached_property
     def outcome_text(self) -> str:
-        """What leaves the runs and differs, or was not compared; "" where a divergence says enough."""
+        """The outcomes that differ or were not compared, in a sentence; "" where a divergence says enough."""
         if self.divergences or self.different_models:
             return ""
         if self.different_outcomes:
@@ -201,7 +208,7 @@ class Comparison:
 
     @property
     def compared_by(self) -> list[str]:
-        """What values are compared by, the most exact first."""
+        """The sources of the values that were compared, the most exact first."""
         compare, sides = self.alignment.compare, (self.a, self.b)
         if not compare.measured:
             return []
@@ -228,8 +235,21 @@ class Comparison:
 
     @cached_property
     def modules(self) -> list[ModuleRow]:
-        """The pairs of module calls, with the errors of their results."""
-        return _module_rows(self.alignment)
+        """The pairs of module calls, with the errors of their results, in the order in which they ended."""
+        a, b, alignment = self.a, self.b, self.alignment
+        rows = []
+        for x, y in enumerate(alignment.calls.of_a.tolist()):
+            if y < 0:
+                continue
+            state, error = State.UNKNOWN, math.nan
+            for one, other in alignment.call_outputs(x, y):
+                verdict = alignment.compare(one, other)
+                if verdict.state >= state and not (verdict.error <= error):
+                    error = verdict.error
+                state = max(state, verdict.state)
+            types, depth = (a.module(x).type, b.module(y).type), a.index.call_depths[x]
+            rows.append(ModuleRow(x, y, a.label(x), b.label(y), *types, depth, state, error))
+        return sorted(rows, key=lambda row: int(a.data.calls.order[row.call_a]))
 
     @cached_property
     def parameters(self) -> ParameterDiff:
@@ -239,7 +259,26 @@ class Comparison:
     @cached_property
     def parting(self) -> Parting | None:
         """The first difference in the computing ops of the two runs."""
-        return _parting(self)
+        a, b, ours, theirs = self.a, self.b, self.a.computing, self.b.computing
+        ops_a, ops_b = self.alignment.ops_a, self.alignment.ops_b
+        lone_a = next((op for op in ours if ops_a[op] < 0), -1)
+        lone_b = next((op for op in theirs if ops_b[op] < 0), -1)
+        if lone_a < 0 and lone_b < 0:
+            return None
+        # The position of the second side's lone op on the first side: after the partner of the op before it.
+        position = len(ops_a)
+        if lone_b >= 0:
+            position = max((ops_b[op] for op in theirs if op < lone_b and ops_b[op] >= 0), default=-1)
+        opposite = -1
+        if lone_a >= 0 and lone_a <= position:
+            after = max((ops_a[op] for op in ours if op < lone_a and ops_a[op] >= 0), default=-1)
+            if lone_b >= 0 and all(ops_b[op] < 0 for op in theirs if after < op <= lone_b):
+                opposite = lone_b
+            return Parting(a.op_label(lone_a), b.op_label(opposite) if opposite >= 0 else None)
+        between = next((op for op in ours if op > position), -1)
+        if between >= 0 and ops_a[between] < 0:
+            opposite = between
+        return Parting(a.op_label(opposite) if opposite >= 0 else None, b.op_label(lone_b))
 
     @cached_property
     def harmless(self) -> list[str]:
@@ -263,40 +302,18 @@ class Comparison:
 
     @cached_property
     def different_models(self) -> str:
-        """A sentence where two recordings have too little in common; else nothing."""
+        """A sentence where two recordings have too little in common; else ""."""
         computed = [len(side.computing) for side in (self.a, self.b)]
         paired = sum(self.alignment.ops_a[op] >= 0 for op in self.a.computing)
         paired += len(self.compiled[0])
         few = paired < _DIFFERENT_MODELS * min(computed)
-        other_root = _roots(self.a.data).isdisjoint(_roots(self.b.data))
+        roots = [{info.type for id, info in enumerate(side.data.modules) if info.root == id}
+                 for side in (self.a, self.b)]  # fmt: skip
+        other_root = roots[0].isdisjoint(roots[1])
         if min(computed) and (few or (other_root and paired < _DIFFERENT_MODELS * max(computed))):
             left = "only those are compared" if paired else "only their weights are compared"
             return f"these look like different models: {paired} of {computed[0]} ops have a partner; {left}"
         return ""
-
-    def _precision_notes(self) -> list[str]:
-        """Whether one side computes float32 products in a coarser precision than the other."""
-        if self.a.precision == self.b.precision:
-            return []
-        texts = []
-        for side in (self.a, self.b):
-            kinds = [f"{kind} in {name}s" for name, kind in side.precision.items()]
-            texts.append(" and ".join(kinds) or "full precision")
-        return [f"float32 products: {texts[0]} in a, {texts[1]} in b; the tolerance is by the coarser one"]
-
-    def _integer_notes(self) -> list[str]:
-        """Whether inputs of integers, which have no statistics, could not be compared."""
-        a, alignment = self.a, self.alignment
-        if not alignment.compare.measured:
-            return []
-        lacking = [value for value, other in enumerate(alignment.values_a)
-                   if other >= 0 and not a.rounding[value] and a.kind(value) == "input"
-                   and alignment.compare(value, other).state is State.UNKNOWN]  # fmt: skip
-        if not lacking:
-            return []
-        names = list(dict.fromkeys(a.index.values[value].name or "an input" for value in lacking))
-        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        return [f"integers are not measured: {listed} {'were' if len(names) > 1 else 'was'} not compared"]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data for JSON."""
@@ -309,7 +326,8 @@ class Comparison:
             "parting": self.parting.to_dict() if self.parting else None,
             "parameters": self.parameters.to_dict(),
             "modules": [row.to_dict() for row in self.modules],
-            "pairs": [[pair.a, pair.b, pair.verdict.state.name.lower(), _plain(pair.verdict.error)]
+            "pairs": [[pair.a, pair.b, pair.verdict.state.name.lower(),
+                       None if math.isnan(pair.verdict.error) else number(pair.verdict.error)]
                       for pair in self.pairs],
             "added": self.added,
             "removed": self.removed,
@@ -329,7 +347,7 @@ def compare(
     values: str = "auto",
     step: Steps = None,
 ) -> Comparison:
-    """Two recordings compared."""
+    """Compare two recordings."""
     level, notes = compared_level(a.raw, b.raw)
     first, second = step if isinstance(step, tuple) else (step, step)
     key_ids: dict[Any, int] = {}
@@ -338,53 +356,6 @@ def compare(
     notes += [*recording_notes(one, "a"), *recording_notes(other, "b"), *value_notes(one, other, values)]
     alignment = Alignment(one, other, ValueComparer(one, other, rtol, atol, values), rename)
     return Comparison(alignment, level, notes)
-
-
-def _parting(comparison: Comparison) -> Parting | None:
-    a, b, alignment = comparison.a, comparison.b, comparison.alignment
-    ours, theirs = a.computing, b.computing
-    lone_a = next((op for op in ours if alignment.ops_a[op] < 0), -1)
-    lone_b = next((op for op in theirs if alignment.ops_b[op] < 0), -1)
-    if lone_a < 0 and lone_b < 0:
-        return None
-    # The position of the second side's lone op on the first side: after the partner of the op before it.
-    before = (
-        [alignment.ops_b[op] for op in theirs if op < lone_b and alignment.ops_b[op] >= 0]
-        if lone_b >= 0
-        else []
-    )
-    position = max(before, default=-1) if lone_b >= 0 else len(alignment.ops_a)
-    if lone_a >= 0 and lone_a <= position:
-        later = [alignment.ops_a[op] for op in ours if op < lone_a and alignment.ops_a[op] >= 0]
-        after = max(later, default=-1)
-        opposite = (
-            lone_b
-            if lone_b >= 0 and all(alignment.ops_b[op] < 0 for op in theirs if after < op <= lone_b)
-            else -1
-        )
-        return Parting(a.op_label(lone_a), b.op_label(opposite) if opposite >= 0 else None)
-    between = [op for op in ours if op > position and alignment.ops_a[op] < 0]
-    opposite = between[0] if between and not any(position < op < between[0] for op in ours) else -1
-    return Parting(a.op_label(opposite) if opposite >= 0 else None, b.op_label(lone_b))
-
-
-def _module_rows(alignment: Alignment) -> list[ModuleRow]:
-    """A row for each pair of calls, in the order in which they ended."""
-    a, b = alignment.a, alignment.b
-    order, depths = a.data.calls.order, a.index.call_depths
-    rows = []
-    for x, y in enumerate(alignment.calls.of_a.tolist()):
-        if y < 0:
-            continue
-        state, error = State.UNKNOWN, math.nan
-        for one, other in alignment.call_outputs(x, y):
-            verdict = alignment.compare(one, other)
-            if verdict.state >= state and not (verdict.error <= error):
-                error = verdict.error
-            state = max(state, verdict.state)
-        types = a.module(x).type, b.module(y).type
-        rows.append((int(order[x]), ModuleRow(x, y, a.label(x), b.label(y), *types, depths[x], state, error)))
-    return [row for _, row in sorted(rows, key=lambda each: each[0])]
 
 
 def _compiled_texts(comparison: Comparison) -> Iterator[str]:
@@ -408,18 +379,11 @@ def _compiled_texts(comparison: Comparison) -> Iterator[str]:
 
 def _unlike(side: Side, ops: list[int], other: Side, others: list[int]) -> list[int]:
     """The ops of one side beyond those of the same name and size that the other side has."""
-    left = Counter(_name_and_size(other, op) for op in others)
-    found = []
-    for op in ops:
-        key = _name_and_size(side, op)
-        left[key] -= 1
-        if left[key] < 0:
-            found.append(op)
-    return found
 
+    def name_and_size(side: Side, op: int) -> tuple[str, tuple[int, ...]]:
+        return side.op_name(op), tuple(side.numel[value] for value in side.outputs(op))
 
-def _name_and_size(side: Side, op: int) -> tuple[str, tuple[int, ...]]:
-    return side.names[int(side.data.ops.name[op])], tuple(side.numel[value] for value in side.outputs(op))
+    return surplus(((op, name_and_size(side, op)) for op in ops), (name_and_size(other, op) for op in others))
 
 
 def _names_text(side: Side, ops: list[int], where: str) -> str:
@@ -440,39 +404,18 @@ def _metadata(comparison: Comparison) -> list[str]:
     values_b = partners[values_a]
     keys = a.values.meta[values_a].astype(np.int64) * max(1, len(b.metas)) + b.values.meta[values_b]
     for key, count in zip(*(each.tolist() for each in np.unique(keys, return_counts=True)), strict=True):
-        one, other = divmod(key, max(1, len(b.metas)))
-        for what in _meta_differences(a.metas[one], b.metas[other]):
-            counts[what] += count
+        at, other_at = divmod(key, max(1, len(b.metas)))
+        one, other = a.metas[at], b.metas[other_at]
+        for name, left, right in (("dtype", one.dtype, other.dtype), ("device", one.device, other.device)):
+            if left != right:
+                counts[f"{name} {left} | {right}"] += count
+        if one.shape != other.shape or one.stride != other.stride:
+            counts["shapes" if one.shape != other.shape else "strides"] += count
     grads = int(((a.values.flags[values_a] ^ b.values.flags[values_b]) & REQUIRES_GRAD).sum())
     if grads:
         counts["requires_grad"] = grads
-    modes = _differing_modes(comparison)
-    texts = [f"{what} of {count} value{'s' if count > 1 else ''}" for what, count in counts.most_common()]
-    return texts + ([f"training mode of {len(modes)} module{'s' if len(modes) > 1 else ''}"] if modes else [])
-
-
-def _meta_differences(one: TensorMeta, other: TensorMeta) -> list[str]:
-    texts = [
-        f"{what} {left} | {right}"
-        for what, left, right in (("dtype", one.dtype, other.dtype), ("device", one.device, other.device))
-        if left != right
-    ]
-    if one.shape != other.shape:
-        return [*texts, "shapes"]
-    return [*texts, "strides"] if one.stride != other.stride else texts
-
-
-def _roots(data: TraceData) -> set[str]:
-    return {info.type for id, info in enumerate(data.modules) if info.root == id}
-
-
-def _differing_modes(comparison: Comparison) -> set[tuple[int, int]]:
-    """The pairs of modules of which one trains and the other does not."""
-    a, b = comparison.a.data, comparison.b.data
+    texts = [f"{name} of {count} value{'s' if count > 1 else ''}" for name, count in counts.most_common()]
     calls = zip(a.calls.module.tolist(), comparison.alignment.calls.of_a.tolist(), strict=True)
-    pairs = {(x, int(b.calls.module[call])) for x, call in calls if call >= 0}
-    return {(x, y) for x, y in pairs if a.modules[x].training != b.modules[y].training}
-
-
-def _plain(error: float) -> float | str | None:
-    return None if math.isnan(error) else number(error)
+    modules = {(x, int(b.calls.module[call])) for x, call in calls if call >= 0}
+    modes = sum(a.modules[x].training != b.modules[y].training for x, y in modules)
+    return texts + ([f"training mode of {modes} module{'s' if modes > 1 else ''}"] if modes else [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from sightline.data.forms import SLOT, Elided, Record, Symbol
@@ -17,7 +17,7 @@ _STORAGE: Final = frozenset(
     "compute_log_sumexp need_attn_weights momentum".split()
 )
 _HUGE: Final = 6e4  #: masks are filled with larger numbers, in any precision
-#: Limits of a dtype that code asks for, in each dtype: the spacing of numbers around one, and the smallest
+#: Limits of a dtype that code may use, in each dtype: the spacing of numbers around one, and the smallest
 #: normal number.
 _LIMITS: Final = (
     (2.0**-52, 2.0**-23, 2.0**-10, 2.0**-7),
@@ -38,7 +38,7 @@ _ABSENT: Final = Symbol("absent")
 
 
 def differing_constants(one: Op, other: Op) -> list[Constant]:
-    """The constants in which two ops differ; those about storage are left out."""
+    """The constants in which two ops differ, without those about storage."""
     if one.form == other.form:
         return []
     first, second = dict(constants(one)), dict(constants(other))
@@ -88,6 +88,18 @@ def significant_floats(op: Op) -> list[float]:
     ]
 
 
+def lone_floats(
+    ops: Iterable[Op], others: Iterable[Op]
+) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+    """The significant floats of each of two groups of ops that the other lacks, with the ids of their ops."""
+    first = [(number, op.id) for op in ops for number in significant_floats(op)]
+    second = [(number, op.id) for op in others for number in significant_floats(op)]
+    return (
+        [each for each in first if not any(same_constant(each[0], other[0]) for other in second)],
+        [each for each in second if not any(same_constant(each[0], other[0]) for other in first)],
+    )
+
+
 def _parts(name: str, item: Any) -> Iterator[tuple[str, Any]]:
     if name in _STORAGE or item is SLOT or item is None or isinstance(item, Elided):
         return
@@ -123,13 +135,10 @@ def same_constant(x: Any, y: Any, rank: int = 0) -> bool:
             return True
         if abs(x) >= _HUGE and abs(y) >= _HUGE and (x < 0) == (y < 0):
             return True
-        if any(_among(x, limits) and _among(y, limits) for limits in _LIMITS):
-            return True
+        for limits in _LIMITS:
+            if all(any(math.isclose(each, limit, rel_tol=1e-6) for limit in limits) for each in (x, y)):
+                return True
         return math.isclose(x, y, rel_tol=_ROUNDED)
     if isinstance(x, Symbol) and isinstance(y, Symbol):
         return x.text == y.text or (" at 0x" in x.text and " at 0x" in y.text)
     return False
-
-
-def _among(number: float, limits: tuple[float, ...]) -> bool:
-    return any(math.isclose(number, limit, rel_tol=1e-6) for limit in limits)

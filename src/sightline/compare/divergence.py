@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from sightline.compare.op_names import DISCRETE, LINEAR, SCALING
-from sightline.compare.op_pairs import Alignment
+from sightline.compare.op_pairs import Alignment, PairedSide
 from sightline.compare.reasons import Reasons, is_coarser
 from sightline.compare.regions import Reason, Region, Regions
 from sightline.compare.values import State, Verdict
@@ -29,7 +29,7 @@ _MAX_CASTS: Final = 4  #: to a coarser precision; more of them are intended
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two runs diverge: a pair of values that differs although its inputs agree, and why."""
+    """A place where two runs diverge: a pair of values that differs although its inputs agree, and why."""
 
     value_a: int
     value_b: int
@@ -40,7 +40,7 @@ class Divergence:
 
     @property
     def text(self) -> str:
-        """One sentence: what, where on both sides, and how well the inputs agree."""
+        """One sentence: the reason, the place on both sides, and how well the inputs agree."""
         reason = self.reason
         first = None if reason.side == "b" else reason.a
         second = None if reason.side == "a" else reason.b
@@ -66,14 +66,14 @@ class Divergence:
             return "it came from outside"
         if self.verdict.state is State.UNKNOWN:
             return "values were not compared"
-        if not self.region.edge_a and not self.region.edge_b:
+        if not self.region.a.edge and not self.region.b.edge:
             return "nothing before it differs"
         return "inputs are the same" if not self.inputs_error else f"inputs agree to {self.inputs_error:.0e}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"text": self.text, "reason": self.reason.to_dict(), "error": number(self.verdict.error),
                 "inputs_error": number(self.inputs_error), "value_a": self.value_a, "value_b": self.value_b,
-                "ops_a": self.region.ops_a, "ops_b": self.region.ops_b}  # fmt: skip
+                "ops_a": self.region.a.ops, "ops_b": self.region.b.ops}  # fmt: skip
 
 
 def number(value: float) -> float | str:
@@ -81,9 +81,13 @@ def number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _size(norm: float, count: int) -> float:
-    """The root of the mean square."""
-    return norm / math.sqrt(max(1, count)) if math.isfinite(norm) else 0.0
+class Candidate(NamedTuple):
+    """A pair of values that may be a divergence."""
+
+    position: int  #: of its op in the first run
+    a: int
+    b: int
+    strong: bool  #: its ops differ, so that it counts even where the values are close
 
 
 class Divergences:
@@ -99,11 +103,19 @@ class Divergences:
         texts: set[str] = set()  # the ops of one reason may have several results
         examined = 0
         candidates = self._candidates()
+        alignment = self._alignment
+        a, values = alignment.a, alignment.values_a
         for at, (_, one, other, strong) in enumerate(candidates):
             if examined >= _MAX_CANDIDATES:
                 return divergences, len(candidates) - at
-            if self._inputs_differ(one):
-                continue
+            producer = a.producer[one]
+            sources = [a.origin[value] for value in a.inputs(producer)] if producer >= 0 else []
+            if any(
+                values[source] >= 0 <= a.producer[source]
+                and alignment.compare(source, values[source]).state is State.DIFFERENT
+                for source in sources
+            ):
+                continue  # an input differs already: the usual case after a divergence
             region = self._regions.behind(one, other)
             if region.begins_earlier:
                 continue
@@ -114,19 +126,8 @@ class Divergences:
                 divergences.append(divergence)
         return divergences, 0
 
-    def _inputs_differ(self, one: int) -> bool:
-        """Whether a direct input of a value differs already: the usual case after a divergence."""
-        alignment = self._alignment
-        producer = alignment.a.producer[one]
-        for value in alignment.a.inputs(producer) if producer >= 0 else ():
-            source = alignment.a.origin[value]
-            partner = alignment.values_a[source]
-            if partner >= 0 and alignment.a.producer[source] >= 0:
-                if alignment.compare(source, partner).state is State.DIFFERENT:
-                    return True
-        return False
-
     def _judge(self, one: int, other: int, region: Region, strong: bool) -> Divergence | None:
+        """The divergence of a pair with its likeliest reason; None where rounding or later ops explain it."""
         verdict = self._alignment.compare(one, other)
         if verdict.state is State.DIFFERENT:
             reason = self.reasons.find(region)
@@ -137,42 +138,48 @@ class Divergences:
                 region, reason = self._wider_reason(one, other, region, reason)
             if reason.kind in ("unexplained", "layout") and (
                 (not infinite and verdict.error <= _GROWTH_ALONE * region.error)
-                or self._is_rounding(one, other, verdict, region)
+                or self.is_rounding(one, other, region)
             ):
                 return None
             if self._comes_together(one, region, reason):
                 return None
-            if reason.kind == "unexplained":
-                region, reason = self._unseen_reason(one, other, region, reason)
+            for beyond in range(_BEYOND + 1) if reason.kind == "unexplained" else ():
+                wider = self._regions.behind(one, other, beyond) if beyond else region
+                unseen = None if wider.begins_earlier else self.reasons.unseen(wider)
+                if unseen is not None:
+                    wider.error = region.error
+                    region, reason = wider, unseen
+                    break
         else:
-            significant = strong and self._is_significant(one, other, verdict, region)
+            significant = strong and self._is_significant(one, other, region)
             strong_reason = self.reasons.strong(region) if significant else None
             if strong and strong_reason is None and verdict.state is State.CLOSE:
-                strong_reason = self.reasons.order(region)  # which statistics do not show
+                strong_reason = self.reasons.order(region)  # statistics do not show it
             if strong_reason is None:
                 return None
             reason = strong_reason
         return Divergence(one, other, verdict, reason, region, region.error)
 
     def _comes_together(self, one: int, region: Region, reason: Reason) -> bool:
-        """Whether everything made from a value that differs agrees again, as well as its inputs do.
+        """Whether all results of a value that differs agree again, as well as its inputs do.
 
-        What leaves the run differs for good: the gradient of a loss is 1, whatever the loss. A factor that is
-        applied later, or a sign that is squared away, is no divergence. Another constant is one, unless only
-        factors are between. In a coarse precision a difference drowns in a larger sum, so there the factors
-        of both sides have to be the same, or only products are between.
+        An outcome of the run differs for good: the gradient of a loss is 1, whatever the loss. A factor that
+        is applied later, or a sign that is squared away, is no divergence. Another constant is one, unless
+        only factors are between. In a coarse precision a difference drowns in a larger sum, so there the
+        factors of both sides have to be the same, or only products are between, and sums of values that
+        differ: none of these can drown.
         """
         alignment = self._alignment
         a = alignment.a
         bound = max(4 * region.error, 8 * 2.0**-24)
-        waiting, seen, passed, coarse = [one], {one}, set(region.ops_a), False
+        waiting, seen, passed, coarse = [one], {one}, set(region.a.ops), False
         while waiting:
             value = waiting.pop()
             ops = a.consumers(value)
             passed.update(ops)
             if not ops or value in alignment.outcomes or len(seen) > _MAX_UNTIL_TOGETHER:
                 return False
-            if any("::" in a.op_name(op) for op in ops):  # all ranks have what a collective returns
+            if any("::" in a.op_name(op) for op in ops):  # all ranks have the result of a collective
                 return False
             if reason.kind == "constant" and not all(a.layout[op] or a.op_name(op) in LINEAR for op in ops):
                 return False
@@ -188,43 +195,36 @@ class Divergences:
                     waiting.append(value)
         if not coarse or (reason.kind == "constant" and self.reasons.constants.same_factor(passed)):
             return True
-        return reason.kind == "parameter" and self._only_scales(passed.difference(region.ops_a), seen)
-
-    def _only_scales(self, ops: set[int], differing: set[int]) -> bool:
-        """Whether ops take products of values that differ, or sums of such values alone: none can drown."""
-        a = self._alignment.a
-        return all(
+        return reason.kind == "parameter" and all(
             a.layout[op]
             or a.op_name(op) in SCALING
-            or (a.op_name(op) in ("add", "sub", "cat") and differing.issuperset(a.inputs(op)))
-            for op in ops
+            or (a.op_name(op) in ("add", "sub", "cat") and seen.issuperset(a.inputs(op)))
+            for op in passed.difference(region.a.ops)
         )
 
-    def _is_rounding(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
+    def is_rounding(self, one: int, other: int, region: Region | None = None) -> bool:
         """Whether the rounding of the inputs explains different results of the same ops.
 
         A sum that nearly cancels has the error of its terms, and a discrete result of two nearly equal
         numbers may go either way.
         """
-        alignment = self._alignment
-        if any(alignment.a.op_name(op) in DISCRETE for op in region.ops_a):
-            pairs = [(value, alignment.values_a[value]) for value in region.edge_a]
-            return any(alignment.compare.rounding(*pair) >= _COARSE for pair in [*pairs, (one, other)])
-        numbers = alignment.a.numbers(one)
-        if numbers is None or not math.isfinite(verdict.error):
+        alignment, a = self._alignment, self._alignment.a
+        region = region or self._regions.behind(one, other)
+        if region.begins_earlier:
             return False
-        count = alignment.a.numel[one]
-        inputs = [(alignment.a.numbers(value), alignment.a.numel[value]) for value in region.edge_a
-                  if alignment.a.numel[value] >= count]  # fmt: skip
-        largest = max((_size(each.l2, count) for each, count in inputs if each is not None), default=0.0)
-        size = _size(numbers.l2, count)
-        return verdict.error * size <= alignment.compare.tolerances(one, other)[0] * largest
+        if any(a.op_name(op) in DISCRETE for op in region.a.ops):
+            pairs = [(value, alignment.values_a[value]) for value in region.a.edge]
+            return any(alignment.compare.rounding(*pair) >= _COARSE for pair in [*pairs, (one, other)])
+        error, numbers = alignment.compare(one, other).error, a.numbers(one)
+        if numbers is None or not math.isfinite(error):
+            return False
 
-    def is_rounding(self, one: int, other: int) -> bool:
-        """Whether the rounding of what two different values were computed from explains their difference."""
-        region = self._regions.behind(one, other)
-        verdict = self._alignment.compare(one, other)
-        return not region.begins_earlier and self._is_rounding(one, other, verdict, region)
+        def mean_size(value: int, norm: float) -> float:
+            return norm / math.sqrt(max(1, a.numel[value])) if math.isfinite(norm) else 0.0
+
+        inputs = [(value, a.numbers(value)) for value in region.a.edge if a.numel[value] >= a.numel[one]]
+        largest = max((mean_size(value, each.l2) for value, each in inputs if each), default=0.0)
+        return error * mean_size(one, numbers.l2) <= alignment.compare.tolerances(one, other)[0] * largest
 
     def _wider_reason(self, one: int, other: int, region: Region, reason: Reason) -> tuple[Region, Reason]:
         """The nearest reason past inputs that agree by their statistics alone."""
@@ -241,18 +241,9 @@ class Divergences:
                 widest, reason = wider, wider_reason
         return widest, reason
 
-    def _unseen_reason(self, one: int, other: int, region: Region, reason: Reason) -> tuple[Region, Reason]:
-        """The nearest thing that statistics do not show, past inputs that agree by their statistics alone."""
-        for beyond in range(_BEYOND + 1):
-            wider = self._regions.behind(one, other, beyond) if beyond else region
-            unseen = None if wider.begins_earlier else self.reasons.unseen(wider)
-            if unseen is not None:
-                wider.error = region.error
-                return wider, unseen
-        return region, reason
-
-    def _is_significant(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
+    def _is_significant(self, one: int, other: int, region: Region) -> bool:
         """Whether close values of different ops differ by more than rounding."""
+        verdict = self._alignment.compare(one, other)
         if verdict.state is State.SAME or verdict.error == 0.0:
             return False
         if verdict.state is State.UNKNOWN:  # without values the constants decide
@@ -263,81 +254,74 @@ class Divergences:
 
     # -- candidates ----------------------------------------------------------------------------
 
-    def _candidates(self) -> list[tuple[int, int, int, bool]]:
+    def _candidates(self) -> list[Candidate]:
         """Pairs that differ, and pairs whose ops differ, in the order of the first run."""
-        candidates: dict[tuple[int, int], tuple[int, int, int, bool]] = {}
-        for position, one, other, strong in [*self._strong_candidates(), *self._value_candidates()]:
-            known = candidates.get((one, other))
-            if known is None or position < known[0] or strong:
-                first = position if known is None else min(position, known[0])
-                candidates[one, other] = (first, one, other, strong)
+        alignment, a = self._alignment, self._alignment.a
+        all_candidates = list(self._strong_candidates())
+        for one, other in alignment.compared_values():
+            if alignment.compare(one, other).state is not State.DIFFERENT:
+                continue
+            # Of a parameter or an input, the result of the first op that uses it.
+            uses = (
+                Candidate(op, value, alignment.values_a[value], True)
+                for op in a.leaf_consumers.get(one, ())
+                for value in a.outputs(op)[:1]
+                if alignment.values_a[value] >= 0 and not a.layout[op]
+            )
+            first_use = next(uses, None) if a.producer[one] < 0 else None
+            if first_use is not None:
+                all_candidates.append(first_use)
+            elif one not in a.parameter_names:
+                all_candidates.append(Candidate(alignment.position(one), one, other, False))
+        candidates: dict[tuple[int, int], Candidate] = {}
+        for each in all_candidates:
+            known = candidates.get((each.a, each.b))
+            if known is None or each.position < known.position or each.strong:
+                first = each.position if known is None else min(each.position, known.position)
+                candidates[each.a, each.b] = each._replace(position=first)
         return sorted(candidates.values())
 
-    def _value_candidates(self) -> Iterator[tuple[int, int, int, bool]]:
-        alignment = self._alignment
-        for one, other in alignment.compared_values():
-            if alignment.compare(one, other).state is State.DIFFERENT:
-                uses = list(self._first_use(one)) if alignment.a.producer[one] < 0 else []
-                if uses or one in alignment.a.parameter_names:
-                    yield from uses
-                else:
-                    yield alignment.position(one), one, other, False
+    def _strong_candidates(self) -> Iterator[Candidate]:
+        """Results of ops with another constant, or with a coarser rounding than on the other side.
 
-    def _first_use(self, leaf: int) -> Iterator[tuple[int, int, int, bool]]:
-        """The result of the first op that uses a parameter or an input."""
-        alignment = self._alignment
-        for op in alignment.a.leaf_consumers.get(leaf, ()):
-            for value in alignment.a.outputs(op)[:1]:
-                if alignment.values_a[value] >= 0 and not alignment.a.layout[op]:
-                    yield op, value, alignment.values_a[value], True
-                    return
-
-    def _strong_candidates(self) -> Iterator[tuple[int, int, int, bool]]:
-        """Results of ops with another constant, or with a coarser rounding than on the other side."""
+        Also results of calls whose ops were fused or split and compute otherwise, or have other parameters.
+        """
         alignment = self._alignment
         a, b = alignment.a, alignment.b
         for x in a.computing:
             y = alignment.ops_a[x]
             if y >= 0 and (self.reasons.constants.of_pair(x, y) or self.reasons.reordered_inputs(x, y)):
                 for one, other in zip(a.outputs(x)[:1], b.outputs(y)[:1], strict=True):
-                    yield alignment.position(one), one, other, True
-        yield from self._fused_candidates()
-        for first, op in self.reasons.inputs.one_sided_uses():
-            yield from self._first_pair_after(first, op)
-        for first, side, partners in ((True, a, alignment.ops_a), (False, b, alignment.ops_b)):
-            casts = [op for op in np.flatnonzero(side.compared & side.layout).tolist()
-                     if partners[op] < 0 and is_coarser(side, op)]  # fmt: skip
-            if not 0 < len(casts) <= _MAX_CASTS:
-                continue
-            for op in casts:
-                yield from self._first_pair_after(first, op)
-
-    def _fused_candidates(self) -> Iterator[tuple[int, int, int, bool]]:
-        """Results of calls whose ops were fused or split and compute otherwise, or have other parameters."""
-        alignment = self._alignment
+                    yield Candidate(alignment.position(one), one, other, True)
         otherwise = alignment.calls_computed_otherwise()
         for x, y in enumerate(alignment.calls.of_a.tolist()):
             if y < 0:
                 continue
             names = [{info.name for info in side.module(call).parameters if not info.buffer}
-                     for side, call in ((alignment.a, x), (alignment.b, y))]  # fmt: skip
-            one_sided = bool(names[0]) and bool(names[1]) and names[0] != names[1]
-            if x in otherwise or one_sided:
+                     for side, call in ((a, x), (b, y))]  # fmt: skip
+            if x in otherwise or (all(names) and names[0] != names[1]):
                 returned = alignment.call_outputs(x, y)[:1]
                 for one, other in [*alignment.by_statistics.get(x, []), *returned]:
-                    yield alignment.position(one), one, other, True
+                    yield Candidate(alignment.position(one), one, other, True)
+        lone_ops = list(self.reasons.inputs.one_sided_uses.values())
+        for paired in alignment.sides:
+            side = paired.side
+            casts = [op for op in np.flatnonzero(side.compared & side.layout).tolist()
+                     if paired.ops[op] < 0 and is_coarser(side, op)]  # fmt: skip
+            lone_ops += [(paired, op) for op in casts] if len(casts) <= _MAX_CASTS else []
+        for paired, op in lone_ops:
+            yield from self._first_pair_after(paired, op)
 
-    def _first_pair_after(self, first: bool, op: int) -> Iterator[tuple[int, int, int, bool]]:
+    def _first_pair_after(self, paired: PairedSide, op: int) -> Iterator[Candidate]:
         """The first value in a pair that is computed from the result of an op."""
-        alignment = self._alignment
-        side, partners = (alignment.a, alignment.values_a) if first else (alignment.b, alignment.values_b)
-        made = set(side.outputs(op))
+        side = paired.side
+        results = set(side.outputs(op))
         for later in range(op, min(len(side.data.ops), op + 64)):
-            if not side.compared[later] or not (later == op or made & set(side.inputs(later))):
+            if not side.compared[later] or not (later == op or results & set(side.inputs(later))):
                 continue
             value = side.outputs(later)[0]
-            if not side.layout[later] and partners[value] >= 0:
-                one, other = (value, partners[value]) if first else (partners[value], value)
-                yield alignment.position(one), one, other, True
+            if not side.layout[later] and paired.values[value] >= 0:
+                one, other = paired.pair(value, paired.values[value])
+                yield Candidate(self._alignment.position(one), one, other, True)
                 return
-            made |= set(side.outputs(later))
+            results |= set(side.outputs(later))

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sightline.compare.sequences import Ints, align, best_pairs
 from sightline.compare.side import Side
 
 _MAX_PAIRS: Final = 250_000  #: pairs of calls that are compared each with each
 _MAX_WRAPPERS: Final = 8  #: nested wrappers that only one side has
-#: Scores of what two calls may have in common; a pair needs the last.
+#: Scores of properties that two calls may share; a pair needs the last.
 _NAME, _WEIGHTS, _OTHER_WEIGHTS, _SIZES, _CLASS, _LEAST = 6, 8, -3, 2, 2, 2
 
 
@@ -64,6 +63,7 @@ class ModulePairs:
     def _pair_calls(
         self, first: int, second: int, calls_a: list[int], calls_b: list[int]
     ) -> list[tuple[int, int]]:
+        """Pairs of calls in order; then calls that run in another order, if they share a name or weights."""
         names_a = [self._inner_name(self._a, first, call) for call in calls_a]
         names_b = [self._inner_name(self._b, second, call) for call in calls_b]
         if names_a == names_b:
@@ -78,24 +78,15 @@ class ModulePairs:
             dtype=np.int32,
         )  # fmt: skip
         pairs = best_pairs(score)
-        pairs += self._reordered_pairs(score, pairs)
+        left = set(range(len(calls_a))).difference(x for x, _ in pairs)
+        right = set(range(len(calls_b))).difference(y for _, y in pairs)
+        rest = [(-int(score[x, y]), x, y) for x in left for y in right if score[x, y] >= _NAME]
+        for _, x, y in sorted(rest):
+            if x in left and y in right:
+                left.remove(x)
+                right.remove(y)
+                pairs.append((x, y))
         return [(calls_a[x], calls_b[y]) for x, y in pairs]
-
-    def _reordered_pairs(
-        self, score: NDArray[np.int32], pairs: list[tuple[int, int]]
-    ) -> list[tuple[int, int]]:
-        """Further pairs, of calls that run in another order: only with the same name or weights."""
-        left, right = np.ones(score.shape[0], dtype=bool), np.ones(score.shape[1], dtype=bool)
-        for x, y in pairs:
-            left[x] = right[y] = False
-        rest = [(-int(score[x, y]), x, y) for x in np.flatnonzero(left) for y in np.flatnonzero(right)
-                if score[x, y] >= _NAME]  # fmt: skip
-        reordered = []
-        for _, row, column in sorted(rest):
-            if left[row] and right[column]:
-                left[row] = right[column] = False
-                reordered.append((int(row), int(column)))
-        return reordered
 
     def _score(self, x: int, y: int, same_name: bool) -> int:
         """The score of a pair; 0 where it is too low for one."""
@@ -118,25 +109,17 @@ class ModulePairs:
         key = (one, other)
         if key not in self._alike:
             weights_a, weights_b = self._a.weights(one), self._b.weights(other)
-            if (
-                not len(weights_a)
-                or not len(weights_b)
-                or bool(np.isnan(weights_a[:, 1]).all() or np.isnan(weights_b[:, 1]).all())
-            ):
-                self._alike[key] = None
-            elif weights_a[:, 0].sum() != weights_b[:, 0].sum():
-                self._alike[key] = False
-            else:
-                total = [float(np.sqrt(np.nansum(each[:, 1] ** 2))) for each in (weights_a, weights_b)]
-                self._alike[key] = abs(total[0] - total[1]) <= 2e-3 * max(total)
-                if (
-                    len(weights_a) == len(weights_b)
-                    and not np.isnan(weights_a).any()
-                    and not np.isnan(weights_b).any()
-                ):
-                    errors = np.abs(np.sort(weights_a[:, 1]) - np.sort(weights_b[:, 1]))
-                    close = errors <= 5e-3 * np.maximum(weights_a[:, 1].max(), weights_b[:, 1].max())
-                    self._alike[key] = bool(close.all())
+            sizes, norms = zip(weights_a.T, weights_b.T, strict=True)
+            alike: bool | None = None
+            if all(len(each) and not np.isnan(each).all() for each in norms):
+                totals = [float(np.sqrt(np.nansum(each**2))) for each in norms]
+                alike = abs(totals[0] - totals[1]) <= 2e-3 * max(totals)
+                if sizes[0].sum() != sizes[1].sum():
+                    alike = False
+                elif len(norms[0]) == len(norms[1]) and not any(np.isnan(each).any() for each in norms):
+                    errors = np.abs(np.sort(norms[0]) - np.sort(norms[1]))
+                    alike = bool((errors <= 5e-3 * np.maximum(norms[0].max(), norms[1].max())).all())
+            self._alike[key] = alike
         return self._alike[key]
 
     def _exact_keys(self, side: Side, calls: list[int], names: list[str]) -> Ints:

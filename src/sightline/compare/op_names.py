@@ -91,10 +91,10 @@ def activations(names: Iterable[str]) -> frozenset[str] | None:
     >>> sorted(activations(["mul", "silu"])), activations(["neg", "exp", "add", "div"])
     (['sigmoid'], None)
     """
-    found = set(names)
-    if not found.isdisjoint(_EXPONENTIALS):
+    names = set(names)
+    if not names.isdisjoint(_EXPONENTIALS):
         return None
-    return frozenset(_ACTIVATIONS[name] for name in found if name in _ACTIVATIONS)
+    return frozenset(_ACTIVATIONS[name] for name in names if name in _ACTIVATIONS)
 
 
 @lru_cache(maxsize=65536)

@@ -2,8 +2,8 @@
 
 Module calls are paired first. The ops of a pair of calls are then two sequences, aligned by name, size,
 constants and fingerprint. One pass in the order of the run follows the data: layout ops go with their inputs,
-and a pair with different values and different inputs is undone and tried again by its inputs. What is left is
-paired by its statistics: one matrix product for three, a fused op for its parts.
+and a pair with different values and different inputs is undone and tried again by its inputs. The rest is
+paired by statistics: one matrix product for three, a fused op for its parts.
 """
 
 from __future__ import annotations
@@ -11,22 +11,51 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
-from sightline.compare.constants import same_constant, significant_floats
+from sightline.compare.constants import lone_floats
 from sightline.compare.module_pairs import ModulePairs
 from sightline.compare.op_names import FACTORIES, ONE_RESULT, UNINITIALIZED_RESULTS
 from sightline.compare.sequences import Ints, align
 from sightline.compare.side import Side
-from sightline.compare.values import State, ValueComparer
+from sightline.compare.values import UNKNOWN, State, ValueComparer
 
 _ROUNDS: Final = 2  #: of pairing by statistics; each may undo a wrong pair
 _MAX_SOUGHT: Final = 64  #: ops of one name with the same inputs among which a partner is sought
 _NEAR: Final = 0.02  #: the relative difference of two norms that may be of one value in two precisions
+
+
+@dataclass(frozen=True)
+class PairedSide:
+    """One side of an alignment, with the partners of its ops, values and calls on the other side, or -1."""
+
+    letter: Literal["a", "b"]
+    side: Side
+    ops: list[int]
+    values: list[int]
+    calls: Ints
+
+    @property
+    def ordinal(self) -> str:
+        return "first" if self.letter == "a" else "second"
+
+    def pair(self, own: int, other: int = -1) -> tuple[int, int]:
+        """An item of this side and one of the other, that of the first side first."""
+        return (own, other) if self.letter == "a" else (other, own)
+
+    @cached_property
+    def anchors(self) -> Ints:
+        """For each call the nearest one around it, itself included, that has a partner; -1 where none has."""
+        parents = self.side.data.calls.parent.tolist()
+        anchors = np.full(len(parents), -1, dtype=np.int64)
+        for call, parent in enumerate(parents):
+            anchors[call] = call if self.calls[call] >= 0 else anchors[parent] if parent >= 0 else -1
+        return anchors
 
 
 class Alignment:
@@ -41,15 +70,20 @@ class Alignment:
         self.ops_b: list[int] = [-1] * len(b.data.ops)
         self.values_a: list[int] = [-1] * len(a.data.values)
         self.values_b: list[int] = [-1] * len(b.data.values)
-        self.by_statistics: dict[
-            int, list[tuple[int, int]]
-        ] = {}  #: values paired by their statistics, by call
+        self.sides = (
+            PairedSide("a", a, self.ops_a, self.values_a, self.calls.of_a),
+            PairedSide("b", b, self.ops_b, self.values_b, self.calls.of_b),
+        )
+        #: Values paired by their statistics, by call.
+        self.by_statistics: dict[int, list[tuple[int, int]]] = {}
         self._outcome_pairs: list[tuple[int, int]] = []
         self.outcomes: set[int] = set()  #: values of the first run that leave it
-        self._anchor_a, self._anchor_b = _anchors(a, self.calls.of_a), _anchors(b, self.calls.of_b)
         self._pair_leaves()
         partners = self._align_sequences()
-        self._layout_ops_b = self._layout_ops_by_input(b)
+        #: Layout ops of the second side by their input and their name, the first one last.
+        self._layout_ops_b: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for op in np.flatnonzero(b.compared & b.layout)[::-1].tolist():
+            self._layout_ops_b[b.flat_inputs[b.input_offsets[op]], int(b.name[op])].append(op)
         self._ops_by_inputs_b: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
         self._first_unpaired: dict[tuple[int, tuple[int, ...]], int] = {}  # into the lists of these ops
         for op in b.computing:
@@ -63,7 +97,7 @@ class Alignment:
     # -- compared values ----------------------------------------------------------------------
 
     def compared_values(self) -> Iterator[tuple[int, int]]:
-        """The pairs of values to compare: results of ops, what calls and the runs return, and leaves."""
+        """The pairs of values to compare: results of ops, of calls and of the runs, and leaves."""
         ignored = self.ignored_values
         for one, other in enumerate(self.values_a):
             if (
@@ -81,17 +115,17 @@ class Alignment:
         yield from self._outcome_pairs
 
     def pair_outcomes(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Compare what leaves the two runs in the same role, whether the ops behind it are pairs or not."""
+        """Compare values that leave the two runs in the same role, whether or not their ops are pairs."""
         for one, other in pairs:
             self.outcomes.add(one)
             if self.values_a[one] != other:
                 self._outcome_pairs.append((one, other))
 
     def call_outputs(self, x: int, y: int) -> list[tuple[int, int]]:
-        """What two calls return, in pairs.
+        """The results of two calls, in pairs.
 
-        Where one side calls a module for parts of what the other gives it at once, the sizes differ and the
-        values have no partner: the call around it returns the whole.
+        Where one side calls a module for parts of the input of the other, the sizes differ and the values
+        have no partner: the call around it returns the whole.
         """
         pairs = zip(*self.call_values(x, y, "outputs"), strict=False)
         inner, numel_a, numel_b = self.a.data.calls.parent[x] >= 0, self.a.numel, self.b.numel
@@ -111,49 +145,44 @@ class Alignment:
         return ignored
 
     def position(self, value: int) -> int:
-        """The op of the first run that made a value, or that first used it."""
+        """The op of the first run that returned a value, or that first used it."""
         producer = self.a.producer[value]
         return producer if producer >= 0 else self.a.leaf_consumers.get(value, [len(self.a.data.ops)])[0]
 
     def calls_computed_otherwise(self) -> set[int]:
         """Calls whose ops without partners have another constant on each side, or another activation."""
-        lone_a, lone_b = self._lone_ops()
-        calls_found = set()
+        lone_a, lone_b = (self._lone_ops(each) for each in self.sides)
+        result = set()
         for anchor, ops in lone_a.items():
             others = lone_b.get(self._partner_call(anchor), [])
-            first = [number for op in ops for number in significant_floats(self.a.index.ops[op])]
-            second = [number for op in others for number in significant_floats(self.b.index.ops[op])]
-            left = [x for x in first if not any(same_constant(x, y) for y in second)]
-            right = [y for y in second if not any(same_constant(x, y) for x in first)]
-            hearts = self.a.activations(ops), self.b.activations(others)
-            if len(left) == len(right) == 1 or (all(hearts) and hearts[0] != hearts[1]):
-                calls_found.add(anchor)
-        return calls_found
+            rows_a, rows_b = self.a.index.ops, self.b.index.ops
+            left, right = lone_floats([rows_a[op] for op in ops], [rows_b[op] for op in others])
+            functions = self.a.activations(ops), self.b.activations(others)
+            if len(left) == len(right) == 1 or (all(functions) and functions[0] != functions[1]):
+                result.add(anchor)
+        return result
 
-    def _lone_ops(self, layout: bool = False) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """The ops of each side without a partner, by the paired call around them; layout ops if asked."""
-        found: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
-        for which, (side, partners, anchors) in enumerate(
-            ((self.a, self.ops_a, self._anchor_a), (self.b, self.ops_b, self._anchor_b))
-        ):
-            calls = side.data.ops.call
-            for op in np.flatnonzero(side.compared & (~side.layout | layout)).tolist():
-                if partners[op] < 0 <= calls[op]:
-                    found[which].setdefault(int(anchors[calls[op]]), []).append(op)
-        return found
+    def _lone_ops(self, paired: PairedSide, layout: bool = False) -> dict[int, list[int]]:
+        """The ops of a side without a partner, by the paired call around them; layout ops on request."""
+        side, calls = paired.side, paired.side.data.ops.call
+        lone: dict[int, list[int]] = {}
+        for op in np.flatnonzero(side.compared & (~side.layout | layout)).tolist():
+            if paired.ops[op] < 0 <= calls[op]:
+                lone.setdefault(int(paired.anchors[calls[op]]), []).append(op)
+        return lone
 
     def compiled_ops(self) -> tuple[list[int], list[int]]:
         """Ops without a partner in calls where the other side, or both, ran compiled code."""
-        found: tuple[list[int], list[int]] = ([], [])
+        result: tuple[list[int], list[int]] = ([], [])
         if not (self.a.opaque.any() or self.b.opaque.any()):
-            return found
-        lone = self._lone_ops(layout=True)
-        for anchor, ops in lone[0].items():
-            others = lone[1].get(self._partner_call(anchor), [])
+            return result
+        lone_a, lone_b = (self._lone_ops(each, layout=True) for each in self.sides)
+        for anchor, ops in lone_a.items():
+            others = lone_b.get(self._partner_call(anchor), [])
             if self.a.opaque[ops].any() or (others and self.b.opaque[others].any()):
-                found[0].extend(ops)
-                found[1].extend(others)
-        return found
+                result[0].extend(ops)
+                result[1].extend(others)
+        return result
 
     def _partner_call(self, call: int) -> int:
         return int(self.calls.of_a[call]) if call >= 0 else -1
@@ -165,8 +194,13 @@ class Alignment:
         for x, y in enumerate(self.calls.of_a.tolist()):
             if y < 0:
                 continue
-            for one, other in self._own_parameters(x, y):
-                self._pair_values(one, other)
+            first, second = (
+                {info.name: side.parameters[info.path][1] for info in side.module(call).parameters}
+                for side, call in ((self.a, x), (self.b, y))
+            )
+            for name, value in first.items():
+                if value >= 0 and second.get(name, -1) >= 0:
+                    self._pair_values(value, second[name])
             for one, other in zip(*self.call_values(x, y, "inputs"), strict=False):
                 if self.a.producer[one] < 0 and self.b.producer[other] < 0:
                     self._pair_values(one, other)
@@ -176,19 +210,12 @@ class Alignment:
             if value >= 0 and other >= 0:
                 self._pair_values(value, other)
 
-    def _own_parameters(self, x: int, y: int) -> list[tuple[int, int]]:
-        first, second = (
-            {info.name: side.parameters[info.path][1] for info in side.module(call).parameters}
-            for side, call in ((self.a, x), (self.b, y))
-        )
-        return [(first[name], second[name]) for name in first if second.get(name, -1) >= 0 <= first[name]]
-
-    def call_values(self, x: int, y: int, what: str) -> tuple[list[int], list[int]]:
+    def call_values(self, x: int, y: int, kind: Literal["inputs", "outputs"]) -> tuple[list[int], list[int]]:
         """The "inputs" or the "outputs" of two calls."""
         values = []
         for side, call in ((self.a, x), (self.b, y)):
             calls = side.data.calls
-            offsets, flat = getattr(calls, f"{what[:-1]}_offsets"), getattr(calls, what)
+            offsets, flat = getattr(calls, f"{kind[:-1]}_offsets"), getattr(calls, kind)
             values.append(flat[offsets[call] : offsets[call + 1]].tolist())
         return values[0], values[1]
 
@@ -202,11 +229,18 @@ class Alignment:
 
     def _align_sequences(self) -> dict[int, int]:
         """Partners by the order of ops in paired calls; each pair of calls inside is a fixed point."""
-        groups_a, groups_b = (
-            self._group_ops(self.a, self._anchor_a),
-            self._group_ops(self.b, self._anchor_b),
-        )
-        inner_a, inner_b = self._inner_calls()
+        groups_a, groups_b = map(self._group_ops, self.sides)
+        # By paired call and phase, the paired calls inside: the first op of each, and its token.
+        inner: list[dict[tuple[int, int], list[tuple[int, int]]]] = [defaultdict(list), defaultdict(list)]
+        for x, y in enumerate(self.calls.of_a.tolist()):
+            if y < 0:
+                continue
+            token = self.a.key_id(("calls", x, y))
+            for paired, call, tokens in zip(self.sides, (x, y), inner, strict=True):
+                calls = paired.side.data.calls
+                parent = int(calls.parent[call])
+                anchor = int(paired.anchors[parent]) if parent >= 0 else -1
+                tokens[anchor, int(calls.phase[call])].append((int(calls.first_op[call]), token))
         bits = bool(len(self.a.stats) and len(self.b.stats))
         keys_a, keys_b = _op_keys(self.a, bits), _op_keys(self.b, bits)
         partners: dict[int, int] = {}
@@ -215,15 +249,16 @@ class Alignment:
             group_b = groups_b.get((other, phase))
             if group_b is None:
                 continue
-            tokens_a, ops_a = _tokens(group_a, keys_a, inner_a.get((anchor, phase), []))
-            tokens_b, ops_b = _tokens(group_b, keys_b, inner_b.get((other, phase), []))
+            tokens_a, ops_a = _tokens(group_a, keys_a, inner[0].get((anchor, phase), []))
+            tokens_b, ops_b = _tokens(group_b, keys_b, inner[1].get((other, phase), []))
             for x, y in align(tokens_a, tokens_b):
                 if ops_a[x] >= 0 and ops_b[y] >= 0:
                     partners[ops_a[x]] = ops_b[y]
         return partners
 
-    def _group_ops(self, side: Side, anchors: Ints) -> dict[tuple[int, int], Ints]:
+    def _group_ops(self, paired: PairedSide) -> dict[tuple[int, int], Ints]:
         """The computing ops in order, by the paired call around them and by phase."""
+        side, anchors = paired.side, paired.anchors
         chosen = np.flatnonzero(side.compared & ~side.layout)
         ops = side.data.ops
         anchor = anchors[ops.call[chosen]] if len(anchors) else np.full(len(chosen), -1)
@@ -237,35 +272,7 @@ class Alignment:
                 groups[int(anchor[part[0]]), int(phase[part[0]])] = chosen[part]
         return groups
 
-    def _inner_calls(
-        self,
-    ) -> tuple[dict[tuple[int, int], list[tuple[int, int]]], dict[tuple[int, int], list[tuple[int, int]]]]:
-        """By paired call and phase, the paired calls inside: the first op of each, and its token."""
-        inner_a: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        inner_b: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        for x, y in enumerate(self.calls.of_a.tolist()):
-            if y < 0:
-                continue
-            token = self.a.key_id(("calls", x, y))
-            for side, call, anchors, inner in (
-                (self.a, x, self._anchor_a, inner_a),
-                (self.b, y, self._anchor_b, inner_b),
-            ):
-                calls = side.data.calls
-                parent = int(calls.parent[call])
-                anchor = int(anchors[parent]) if parent >= 0 else -1
-                inner[anchor, int(calls.phase[call])].append((int(calls.first_op[call]), token))
-        return inner_a, inner_b
-
     # -- following the data --------------------------------------------------------------------
-
-    def _layout_ops_by_input(self, side: Side) -> dict[tuple[int, int], list[int]]:
-        """Layout ops by their input and their name, the first one last."""
-        ops: dict[tuple[int, int], list[int]] = {}
-        for op in np.flatnonzero(side.compared & side.layout)[::-1].tolist():
-            key = side.flat_inputs[side.input_offsets[op]], int(side.name[op])
-            ops.setdefault(key, []).append(op)
-        return ops
 
     def _follow(self, partners: dict[int, int]) -> None:
         """Pair ops in one pass in the order of the run, each given the pairs before it."""
@@ -274,7 +281,12 @@ class Alignment:
             if self.ops_a[op] >= 0:
                 if partners or layout[op] or not self._contradicts(op, self.ops_a[op]):
                     continue
-                self._unpair(op)
+                other = self.ops_a[op]
+                self.ops_a[op] = self.ops_b[other] = -1
+                self._first_unpaired.pop(self._input_key(other), None)
+                for value_a, value_b in zip(a.outputs(op), self.b.outputs(other), strict=False):
+                    if self.values_a[value_a] == value_b:
+                        self.values_a[value_a] = self.values_b[value_b] = -1
             if layout[op]:
                 self._follow_layout(op)
                 continue
@@ -285,6 +297,7 @@ class Alignment:
                 self._follow_inputs(op)
 
     def _follow_layout(self, op: int) -> None:
+        """Pair a layout op with one of the same name and shape on the partner of its input."""
         source = self.values_a[self.a.inputs(op)[0]]
         if source < 0:
             return
@@ -295,15 +308,12 @@ class Alignment:
         for other in islice(reversed(waiting or ()), _MAX_SOUGHT):
             if self.ops_b[other] >= 0 or len(self.b.outputs(other)) != size:
                 continue
-            if self._shape(self.a, op) == self._shape(self.b, other):
+            if self.a.shape(self.a.outputs(op)[0]) == self.b.shape(self.b.outputs(other)[0]):
                 self._pair_ops(op, other)
                 return
 
-    def _shape(self, side: Side, op: int) -> tuple[int, ...]:
-        return side.data.metas[int(side.data.values.meta[side.outputs(op)[0]])].shape
-
     def _is_one_of_parts(self, op: int, other: int) -> bool:
-        """Whether the second side runs an op several times on parts of what the first takes at once."""
+        """Whether the second side runs an op several times, on parts of the input of the first."""
         b = self.b
         if self.a.numel[self.a.outputs(op)[0]] == b.numel[b.outputs(other)[0]]:
             return False
@@ -325,23 +335,20 @@ class Alignment:
         )
         if not sources or sources[0] < 0:
             return
-        found = self._unpaired_with_inputs((int(a.name[op]), sources))
-        free = [other for other in islice(found, _MAX_SOUGHT) if not self._is_one_of_parts(op, other)]
+        key = (int(a.name[op]), sources)
+        ops, first = self._ops_by_inputs_b.get(key, []), self._first_unpaired.get(key, 0)
+        while first < len(ops) and self.ops_b[ops[first]] >= 0:  # some weights are used alone in every step
+            first += 1
+            self._first_unpaired[key] = first
+        unpaired = (ops[at] for at in range(first, len(ops)) if self.ops_b[ops[at]] < 0)
+        free = [other for other in islice(unpaired, _MAX_SOUGHT) if not self._is_one_of_parts(op, other)]
         if len(free) > 1:
-            exact = [other for other in free if self._shape(a, op) == self._shape(b, other)
+            shape = a.shape(a.outputs(op)[0])
+            exact = [other for other in free if shape == b.shape(b.outputs(other)[0])
                      and repr(a.index.ops[op].form) == repr(b.index.ops[other].form)]  # fmt: skip
             free = exact or free
         if free:
             self._pair_ops(op, free[0])
-
-    def _unpaired_with_inputs(self, key: tuple[int, tuple[int, ...]]) -> Iterator[int]:
-        """The ops of the second side with these inputs that have no partner."""
-        ops = self._ops_by_inputs_b.get(key, [])
-        first = self._first_unpaired.get(key, 0)
-        while first < len(ops) and self.ops_b[ops[first]] >= 0:  # some weights are used alone in every step
-            first += 1
-            self._first_unpaired[key] = first
-        return (ops[at] for at in range(first, len(ops)) if self.ops_b[ops[at]] < 0)
 
     def _contradicts(self, op: int, other: int) -> bool:
         """Whether two ops have different values and different inputs, or one is a part of the other."""
@@ -353,9 +360,9 @@ class Alignment:
                 return False
             if verdict.state is State.DIFFERENT:
                 break
-        if self.a.op_name(op) in FACTORIES and self._shape(self.a, op) != self._shape(self.b, other):
-            return True
         a, b = self.a, self.b
+        if a.op_name(op) in FACTORIES and a.shape(a.outputs(op)[0]) != b.shape(b.outputs(other)[0]):
+            return True
         inputs_b = {source for value in b.inputs(other) for source in b.layout_chain(value)}
         unknown = False
         for value in a.inputs(op):
@@ -379,27 +386,30 @@ class Alignment:
         for value_a, value_b in zip(self.a.outputs(op), self.b.outputs(other), strict=False):
             self._pair_values(value_a, value_b)
 
-    def _unpair(self, op: int) -> None:
-        other = self.ops_a[op]
-        self.ops_a[op] = self.ops_b[other] = -1
-        self._first_unpaired.pop(self._input_key(other), None)
-        for value_a, value_b in zip(self.a.outputs(op), self.b.outputs(other), strict=False):
-            if self.values_a[value_a] == value_b:
-                self.values_a[value_a] = self.values_b[value_b] = -1
-
     # -- by statistics ----------------------------------------------------------------------------
 
     def _pair_by_statistics(self) -> bool:
-        """Pair what is left in a pair of calls where the statistics agree; whether there was any."""
-        paired = self._pair_call_outputs()
+        """Pair the rest of each pair of calls where the statistics agree; whether there was any.
+
+        Results of paired calls are pairs, too, where they agree or where compiled code made one of them: no
+        op of the other side will pair with that.
+        """
+        paired = False
+        for x in np.flatnonzero(self.calls.of_a >= 0).tolist():
+            for one, other in self.call_outputs(x, int(self.calls.of_a[x])):
+                if self.values_a[one] < 0 and self.values_b[other] < 0:
+                    producers = (self.a, self.a.producer[one]), (self.b, self.b.producer[other])
+                    compiled = any(op >= 0 and bool(side.opaque[op]) for side, op in producers)
+                    if compiled or self.compare(one, other).agrees:
+                        paired |= self._pair_values(one, other)
         groups: dict[tuple[int, int, int], list[tuple[float, int]]] = defaultdict(list)
-        for value, anchor, phase in self._unpaired_values(self.b, self._anchor_b, self.ops_b, self.values_b):
+        for value, anchor, phase in self._unpaired_values(self.sides[1]):
             numbers = self.b.numbers(value)
             if numbers is not None and numbers.l2 > 0:
                 groups[anchor, phase, self.b.numel[value]].append((numbers.l2, value))
         for group in groups.values():
             group.sort()
-        for value, anchor, phase in self._unpaired_values(self.a, self._anchor_a, self.ops_a, self.values_a):
+        for value, anchor, phase in self._unpaired_values(self.sides[0]):
             numbers = self.a.numbers(value)
             near = groups.get((self._partner_call(anchor), phase, self.a.numel[value]))
             if numbers is None or not near or not numbers.l2 > 0:
@@ -410,56 +420,30 @@ class Alignment:
                 self.by_statistics.setdefault(anchor, []).append((value, best))
         return paired
 
-    def _pair_call_outputs(self) -> bool:
-        """Pair what paired calls return where it agrees, or where compiled code made it."""
-        paired = False
-        for x in np.flatnonzero(self.calls.of_a >= 0).tolist():
-            for one, other in self.call_outputs(x, int(self.calls.of_a[x])):
-                lone = self.values_a[one] < 0 and self.values_b[other] < 0
-                if lone and (self.compare(one, other).agrees or self._is_compiled(one, other)):
-                    paired |= self._pair_values(one, other)
-        return paired
-
-    def _is_compiled(self, one: int, other: int) -> bool:
-        """Whether a compiled region made either of two values: no op of the other side will pair with it."""
-        made = (self.a, self.a.producer[one]), (self.b, self.b.producer[other])
-        return any(op >= 0 and bool(side.opaque[op]) for side, op in made)
-
-    def _nearest(self, value: int, norm: float, near: list[tuple[float, int]]) -> int:
-        at = bisect_left(near, (norm * (1 - _NEAR), -1))
+    def _nearest(self, value: int, norm: float, candidates: list[tuple[float, int]]) -> int:
+        """The candidate without a partner that agrees best with a value; -1 if none does."""
         best, smallest = -1, np.inf
-        while at < len(near) and near[at][0] <= norm * (1 + _NEAR):
-            other = near[at][1]
-            at += 1
-            if self.values_b[other] >= 0:
-                continue
-            verdict = self.compare(value, other)
+        for at in range(bisect_left(candidates, (norm * (1 - _NEAR), -1)), len(candidates)):
+            size, other = candidates[at]
+            if size > norm * (1 + _NEAR):
+                break
+            verdict = self.compare(value, other) if self.values_b[other] < 0 else UNKNOWN
             if verdict.agrees and verdict.error < smallest:
                 best, smallest = other, verdict.error
         return best
 
-    def _unpaired_values(
-        self, side: Side, anchors: Ints, ops: list[int], values: list[int]
-    ) -> list[tuple[int, int, int]]:
+    def _unpaired_values(self, paired: PairedSide) -> list[tuple[int, int, int]]:
         """Values without a partner that an op computed or selected, with their paired call and phase."""
-        columns, unpaired = side.data.ops, []
-        for op in np.flatnonzero(side.compared & (np.array(ops, dtype=np.int64) < 0)).tolist():
+        side, columns, unpaired = paired.side, paired.side.data.ops, []
+        for op in np.flatnonzero(side.compared & (np.array(paired.ops, dtype=np.int64) < 0)).tolist():
             if side.layout[op] and side.numel[side.outputs(op)[0]] == side.numel[side.inputs(op)[0]]:
                 continue
             if side.op_name(op) in FACTORIES:
                 continue
             call, phase = int(columns.call[op]), int(columns.phase[op])
-            anchor = int(anchors[call]) if call >= 0 else -1
-            unpaired += [(value, anchor, phase) for value in side.outputs(op) if values[value] < 0]
+            anchor = int(paired.anchors[call]) if call >= 0 else -1
+            unpaired += [(value, anchor, phase) for value in side.outputs(op) if paired.values[value] < 0]
         return unpaired
-
-
-def _anchors(side: Side, partners: Ints) -> Ints:
-    """For each call the nearest one around it, itself included, that has a partner; -1 where none has."""
-    anchors = np.full(len(side.data.calls), -1, dtype=np.int64)
-    for call, parent in enumerate(side.data.calls.parent.tolist()):
-        anchors[call] = call if partners[call] >= 0 else anchors[parent] if parent >= 0 else -1
-    return anchors
 
 
 def _op_keys(side: Side, bits: bool) -> list[Ints]:

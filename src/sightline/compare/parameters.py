@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from sightline.compare.op_pairs import Alignment
 from sightline.compare.side import Side
-from sightline.compare.values import State
-from sightline.data.trace_data import ParameterInfo
 
 _NEAR: Final = 4e-3  #: the relative difference of norms of a parameter in two precisions
 _MAX_PARTS: Final = 8
@@ -74,7 +72,7 @@ class ParameterDiff:
 
 
 def compare_parameters(alignment: Alignment) -> ParameterDiff:
-    """All parameters and buffers of two recordings, in pairs."""
+    """Pair all parameters and buffers of two recordings."""
     a, b = alignment.a, alignment.b
     pairs: list[ParameterPair] = []
     named = {alignment.calls.name(path): path for path in b.parameters}
@@ -82,14 +80,20 @@ def compare_parameters(alignment: Alignment) -> ParameterDiff:
     left: list[str] = []
     for path, (info, value) in a.parameters.items():
         other = alignment.values_a[value] if value >= 0 else -1
-        its = named.get(alignment.calls.name(path))
+        partner = named.get(alignment.calls.name(path))
         if other >= 0 and other in b.parameter_names:
-            its = its if its is not None and b.parameters[its][1] == other else b.parameter_names[other]
-            pairs.append(_pair(alignment, path, info, value, its, other))
-            paired.add(its)
-        elif its is not None and its not in paired and (value < 0 or b.parameters[its][1] < 0):
-            pairs.append(ParameterPair((path,), (its,), "unknown", math.nan))
-            paired.add(its)
+            if partner is None or b.parameters[partner][1] != other:
+                partner = b.parameter_names[other]
+            shape = b.parameters[partner][0].shape
+            verdict = alignment.compare(value, other)
+            relation = verdict.state.name.lower()
+            if verdict.agrees and info.shape != shape and sorted(info.shape) == sorted(shape):
+                relation = "transposed"
+            pairs.append(ParameterPair((path,), (partner,), relation, verdict.error))
+            paired.add(partner)
+        elif partner is not None and partner not in paired and (value < 0 or b.parameters[partner][1] < 0):
+            pairs.append(ParameterPair((path,), (partner,), "unknown", math.nan))
+            paired.add(partner)
         else:
             left.append(path)
     right = [path for path in b.parameters if path not in paired]
@@ -101,43 +105,26 @@ def compare_parameters(alignment: Alignment) -> ParameterDiff:
     )
 
 
-def _pair(
-    alignment: Alignment, path: str, info: ParameterInfo, value: int, its: str, other: int
-) -> ParameterPair:
-    shape = alignment.b.parameters[its][0].shape
-    verdict = alignment.compare(value, other)
-    relation = {State.SAME: "same", State.CLOSE: "close", State.DIFFERENT: "different"}.get(
-        verdict.state, "unknown"
-    )
-    if verdict.agrees and info.shape != shape and sorted(info.shape) == sorted(shape):
-        relation = "transposed"
-    return ParameterPair((path,), (its,), relation, verdict.error)
-
-
 def _pair_parts(
     alignment: Alignment, left: list[str], right: list[str]
 ) -> tuple[list[ParameterPair], list[str], list[str]]:
     """Pair parameters that are one on one side and several on the other, or only renamed."""
     pairs: list[ParameterPair] = []
-    for whole_side, whole, parts_side, parts, first in (
-        (alignment.a, left, alignment.b, right, True),
-        (alignment.b, right, alignment.a, left, False),
+    for whole_side, whole, parts_side, parts in (
+        (alignment.a, left, alignment.b, right),
+        (alignment.b, right, alignment.a, left),
     ):
         for path in list(whole):
             group = _parts_of(whole_side, path, parts_side, parts)
-            if group:
-                relation = "split" if len(group) > 1 else "transposed"
-                if (
-                    len(group) == 1
-                    and whole_side.parameters[path][0].shape == parts_side.parameters[group[0]][0].shape
-                ):
-                    relation = "close"
-                whole_name, part_names = (path,), tuple(group)
-                left_names, right_names = (whole_name, part_names) if first else (part_names, whole_name)
-                pairs.append(ParameterPair(left_names, right_names, relation, 0.0))
-                whole.remove(path)
-                for each in group:
-                    parts.remove(each)
+            if not group:
+                continue
+            shapes = whole_side.parameters[path][0].shape, parts_side.parameters[group[0]][0].shape
+            relation = "split" if len(group) > 1 else "close" if shapes[0] == shapes[1] else "transposed"
+            a, b = ([path], group) if whole is left else (group, [path])
+            pairs.append(ParameterPair(tuple(a), tuple(b), relation, 0.0))
+            whole.remove(path)
+            for each in group:
+                parts.remove(each)
     return pairs, left, right
 
 
@@ -150,7 +137,8 @@ def _parts_of(side: Side, path: str, other: Side, candidates: Sequence[str]) -> 
     for at in range(len(candidates)):
         group: list[str] = []
         count, squares, low, high = 0, 0.0, math.inf, -math.inf
-        for each in [name for name in candidates[at:] if _same_leaf(name, candidates[at])][:_MAX_PARTS]:
+        leaf = candidates[at].rpartition(".")[2]
+        for each in [name for name in candidates[at:] if name.rpartition(".")[2] == leaf][:_MAX_PARTS]:
             part, part_value = other.parameters[each]
             numbers = other.numbers(part_value) if part_value >= 0 else None
             if numbers is None:
@@ -169,10 +157,6 @@ def _parts_of(side: Side, path: str, other: Side, candidates: Sequence[str]) -> 
     return []
 
 
-def _same_leaf(one: str, other: str) -> bool:
-    return one.rpartition(".")[2] == other.rpartition(".")[2]
-
-
 def _untied(alignment: Alignment, partners: dict[str, str]) -> tuple[str, ...]:
     """Names that share a tensor on one side only."""
     untied = []
@@ -182,8 +166,8 @@ def _untied(alignment: Alignment, partners: dict[str, str]) -> tuple[str, ...]:
         for path, (info, _) in side.parameters.items():
             groups[info.key].append(path)
         for paths in groups.values():
-            its = [mapping.get(path, path) for path in paths]
-            keys = {other.parameters[path][0].key for path in its if path in other.parameters}
+            names = [mapping.get(path, path) for path in paths]
+            keys = {other.parameters[path][0].key for path in names if path in other.parameters}
             if len(paths) > 1 and len(keys) > 1:
                 untied.append(" = ".join(paths))
     return tuple(dict.fromkeys(untied))

@@ -1,30 +1,30 @@
 """Why the same inputs gave different values: the likeliest reason, with the op of each side.
 
 `ConstantReasons` looks at the constants of ops: another number, or the same factor at another place;
-`InputReasons` at what goes into a region: inputs of the run, parameters and buffers; `Reasons` at the rest.
+`InputReasons` at the inputs of a region: inputs of the run, parameters and buffers; `Reasons` at the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.cost import is_opaque
 from sightline.compare.constants import (
     Constant,
     constants,
     differing_constants,
+    lone_floats,
     same_constant,
     significant_floats,
 )
 from sightline.compare.op_names import FACTORIES, ORDERED
-from sightline.compare.op_pairs import Alignment
+from sightline.compare.op_pairs import Alignment, PairedSide
 from sightline.compare.random_reasons import RandomReasons
-from sightline.compare.regions import SIDES, Reason, Region, RegionOps
+from sightline.compare.regions import Reason, Region, RegionOps
 from sightline.compare.side import Side
 from sightline.compare.values import State
 from sightline.notation import constant_text, dtype_name
@@ -36,89 +36,80 @@ _CUTS: Final = frozenset("slice select narrow split unbind permute transpose exp
 
 
 class Reasons:
-    """Finds reasons in the regions of one alignment: ``constants`` and ``inputs`` those of their kind."""
+    """Finds reasons in the regions of an alignment; ``constants`` and ``inputs`` find those of their kind."""
 
     def __init__(self, alignment: Alignment) -> None:
         self._alignment = alignment
         self._ops = RegionOps(alignment)
         self.constants = ConstantReasons(alignment, self._ops)
         self.inputs = InputReasons(alignment, self._ops)
-        self._random_reasons = RandomReasons(alignment, self._ops)
+        self._random = RandomReasons(alignment, self._ops, self._op)
 
     def find(self, region: Region) -> Reason:
         """The first reason that applies, from the most to the least specific."""
-        return next(self._all(region))
+        checks = (
+            self.inputs.differing_input, self._compiled, self._module, self.inputs.differing_parameter,
+            self.constants.differing, self._random.find, self._op, self._precision, self.order, self._layout,
+            self._wiring,
+        )  # fmt: skip
+        return next(filter(None, (check(region) for check in checks)), None) or self._unexplained(region)
 
     def strong(self, region: Region) -> Reason | None:
         """A reason that counts even where values are close."""
-        for check in (self._one_sided_use, self.inputs.differing_parameter, self.constants.differing,
-                      self._activation, self._precision, self.order):  # fmt: skip
-            reason = check(region)
-            if reason is not None:
-                return reason
-        return None
+        checks = (
+            self._one_sided_use, self.inputs.differing_parameter, self.constants.differing, self._activation,
+            self._precision, self.order,
+        )  # fmt: skip
+        return next(filter(None, (check(region) for check in checks)), None)
 
     def unseen(self, region: Region) -> Reason | None:
-        """What statistics do not show, where nothing else explains a difference."""
+        """A difference that statistics do not show, where nothing else explains the values."""
         return self.inputs.unmeasured(region) or self.inputs.element_order(region)
-
-    def _all(self, region: Region) -> Iterator[Reason]:
-        for check in (self.inputs.differing_input, self._compiled, self._module,
-                      self.inputs.differing_parameter, self.constants.differing, self._random, self._op,
-                      self._precision, self.order, self._layout, self._wiring):  # fmt: skip
-            reason = check(region)
-            if reason is not None:
-                yield reason
-        yield self._unexplained(region)
 
     # -- the kinds of reasons --------------------------------------------------------------------
 
     def _compiled(self, region: Region) -> Reason | None:
         """A compiled region against the ops it was compiled from, or against another."""
-        a, b = self._alignment.a, self._alignment.b
-        regions = [next((op for op in ops if side.opaque[op]), -1)
-                   for side, ops in ((a, region.ops_a), (b, region.ops_b))]  # fmt: skip
+        sides = self._alignment.sides
+        regions = [next((op for op in part.ops if paired.side.opaque[op]), -1)
+                   for paired, part in zip(sides, region.sides, strict=True)]  # fmt: skip
         if max(regions) < 0:
             return None
         labels = self._ops.region_labels(region, *regions)
         hint = 'compiled="eager" shows the ops inside'
         if min(regions) >= 0:
             return Reason("compiled", f"another result; {hint}", *labels)
-        which, ops = ("a", region.ops_b) if regions[0] >= 0 else ("b", region.ops_a)
+        at = 0 if regions[0] >= 0 else 1
+        ops, eager = region.sides[1 - at].ops, sides[1 - at]
         count = f"{len(ops)} ops" if len(ops) > 1 else "op"
-        text = f"another result than the {count} of the {SIDES['b' if which == 'a' else 'a']} side; {hint}"
-        return Reason("compiled", text, *labels, which)
+        text = f"another result than the {count} of the {eager.ordinal} side; {hint}"
+        return Reason("compiled", text, *labels, sides[at].letter)
 
     def _module(self, region: Region) -> Reason | None:
         """A module that only one side called."""
-        a, b, calls = self._alignment.a, self._alignment.b, self._alignment.calls
-        lone_a = self._lone_call(region.ops_a, a, calls.of_a, self._alignment.ops_a)
-        lone_b = self._lone_call(region.ops_b, b, calls.of_b, self._alignment.ops_b)
-        if (lone_a is None) == (lone_b is None):
+        lone = [(paired, *call) for paired, part in zip(self._alignment.sides, region.sides, strict=True)
+                if (call := self._lone_call(paired, part.ops)) is not None]  # fmt: skip
+        if len(lone) != 1:
             return None
-        first = lone_a is not None
-        side, lone_call = (a, lone_a) if first else (b, lone_b)
-        assert lone_call is not None
-        call, op = lone_call
-        kind = side.module(call).type
-        text = f"{side.label(call)} ({kind}) ran only on the {'first' if first else 'second'} side"
-        one, other = self._ops.region_labels(region, op if first else -1, -1 if first else op)
-        if first and one is not None:
-            one = replace(one, name=side.label(call), module=side.label(call))
-        elif other is not None:
-            other = replace(other, name=side.label(call), module=side.label(call))
-        return Reason("module", text, one, other, "a" if first else "b")
+        paired, outermost, op = lone[0]
+        side = paired.side
+        name, kind = side.label(outermost), side.module(outermost).type
+        own = replace(side.op_label(op), name=name, module=name)
+        one, other = self._ops.region_labels(region, *paired.pair(op))
+        one, other = (own, other) if paired.letter == "a" else (one, own)
+        return Reason(
+            "module", f"{name} ({kind}) ran only on the {paired.ordinal} side", one, other, paired.letter
+        )
 
-    def _lone_call(
-        self, ops: list[int], side: Side, paired: Any, partners: list[int]
-    ) -> tuple[int, int] | None:
+    def _lone_call(self, paired: PairedSide, ops: list[int]) -> tuple[int, int] | None:
         """The outermost call without a partner around one of the ops, and the op."""
+        side, partners = paired.side, paired.calls
         parents = side.data.calls.parent
         for op in ops:
             call = int(side.data.ops.call[op])
-            if side.layout[op] or partners[op] >= 0 or call < 0 or paired[call] >= 0:
+            if side.layout[op] or paired.ops[op] >= 0 or call < 0 or partners[call] >= 0:
                 continue
-            while parents[call] >= 0 and paired[parents[call]] < 0:
+            while parents[call] >= 0 and partners[parents[call]] < 0:
                 call = int(parents[call])
             if side.module(call).parameters or side.children.get(call) or len(ops) <= 8:
                 return call, op
@@ -132,8 +123,8 @@ class Reasons:
     def _activation(self, region: Region) -> Reason | None:
         """Ops without a counterpart that compute another function."""
         left, right = self._ops.one_sided(region)
-        hearts = self._alignment.a.activations(left), self._alignment.b.activations(right)
-        return self._op(region) if all(hearts) and hearts[0] != hearts[1] else None
+        first, second = self._alignment.a.activations(left), self._alignment.b.activations(right)
+        return self._op(region) if first and second and first != second else None
 
     def order(self, region: Region) -> Reason | None:
         """The same inputs in another order."""
@@ -148,7 +139,7 @@ class Reasons:
                     if self._alignment.values_a[one] != other:
                         text = _sources_text(a, one, b, other)
                         break
-                return Reason("wiring", text, *self._ops.labels(x, y))
+                return Reason("wiring", text, *self._ops.region_labels(region, x, y))
         return None
 
     def reordered_inputs(self, x: int, y: int) -> bool:
@@ -160,59 +151,56 @@ class Reasons:
         inputs = alignment.b.inputs(y)
         return partners != inputs and -1 not in partners and set(partners) == set(inputs)
 
-    def _random(self, region: Region) -> Reason | None:
-        return self._random_reasons.find(region, self._op)
-
     def _op(self, region: Region) -> Reason | None:
         """Ops that only one side has, or different ops on the two sides."""
-        left, right = self._ops.one_sided(region)
-        if not left and not right:
-            return None
-        texts = [_ops_text(self._alignment.a, left), _ops_text(self._alignment.b, right)]
-        labels = self._ops.region_labels(region, left[0] if left else -1, right[0] if right else -1)
-        if left and right:
+        lone, texts = self._ops.one_sided(region), []
+        for paired, ops in zip(self._alignment.sides, lone, strict=True):
+            names: dict[str, None] = {}
+            for op in ops:
+                name = paired.side.op_label(op).name
+                numbers = significant_floats(paired.side.index.ops[op])
+                names.setdefault(f"{name} {number_text(numbers[0])}" if numbers else name)
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            texts.append(", ".join(list(names)[:4]) + more)
+        labels = self._ops.region_labels(region, *(ops[0] if ops else -1 for ops in lone))
+        if all(lone):
             return Reason("op", f"{texts[0]} against {texts[1]}", *labels)
-        which = "a" if left else "b"
-        text = f"{texts[0 if left else 1]} only on the {SIDES[which]} side"
-        return Reason("op", text, *labels, which)
+        for paired, text in zip(self._alignment.sides, texts, strict=True):
+            if text:
+                return Reason("op", f"{text} only on the {paired.ordinal} side", *labels, paired.letter)
+        return None
 
     def _precision(self, region: Region) -> Reason | None:
         """A cast to a coarser precision that only one side has."""
-        for first, side, ops, partners in (
-            (True, self._alignment.a, region.ops_a, self._alignment.ops_a),
-            (False, self._alignment.b, region.ops_b, self._alignment.ops_b),
-        ):
-            for op in ops:
-                if partners[op] < 0 and is_coarser(side, op):
-                    dtype = side.index.ops[op].outputs[0].dtype
-                    text = f"rounds to {dtype_name(dtype)}, only on the {SIDES['a' if first else 'b']} side"
-                    labels = self._ops.region_labels(region, op if first else -1, -1 if first else op)
-                    return Reason("precision", text, *labels)
+        for paired, part in zip(self._alignment.sides, region.sides, strict=True):
+            for op in part.ops:
+                if paired.ops[op] < 0 and is_coarser(paired.side, op):
+                    dtype = paired.side.index.ops[op].outputs[0].dtype
+                    text = f"rounds to {dtype_name(dtype)}, only on the {paired.ordinal} side"
+                    return Reason("precision", text, *self._ops.region_labels(region, *paired.pair(op)))
         return None
 
     def _layout(self, region: Region) -> Reason | None:
         """The same ops on elements in another order or shape."""
         a, b = self._alignment.a, self._alignment.b
         texts, firsts = [], []
-        for side, ops, partners in (
-            (a, region.ops_a, self._alignment.ops_a),
-            (b, region.ops_b, self._alignment.ops_b),
-        ):
-            lone = [
-                op for op in ops if side.layout[op] and partners[op] < 0 and side.op_name(op) not in _SILENT
-            ]
-            texts.append(" ".join(_layout_text(side, op) for op in lone[:4]))
+        for paired, part in zip(self._alignment.sides, region.sides, strict=True):
+            side = paired.side
+            lone = [op for op in part.ops if side.layout[op] and paired.ops[op] < 0]
+            lone = [op for op in lone if side.op_name(op) not in _SILENT]
+            shapes = [", ".join(map(str, side.shape(side.outputs(op)[0]))) for op in lone[:4]]
+            texts.append(
+                " ".join(f"{side.op_name(op)}→[{shape}]" for op, shape in zip(lone, shapes, strict=False))
+            )
             firsts.append(lone[0] if lone else -1)
-        paired = [
-            (x, self._alignment.ops_a[x])
-            for x in region.ops_a
-            if a.layout[x] and self._alignment.ops_a[x] >= 0
-        ]
-        for x, y in paired:
-            differing = differing_constants(a.index.ops[x], b.index.ops[y]) if a.op_name(x) in _CUTS else []
+        for x in region.a.ops:
+            y = self._alignment.ops_a[x]
+            if not a.layout[x] or y < 0 or a.op_name(x) not in _CUTS:
+                continue
+            differing = differing_constants(a.index.ops[x], b.index.ops[y])
             if differing:
                 text = f"{a.op_label(x).name}: " + ", ".join(map(constant_difference_text, differing[:3]))
-                return Reason("layout", text, *self._ops.labels(x, y))
+                return Reason("layout", text, *self._ops.region_labels(region, x, y))
         if texts[0] == texts[1]:
             return None
         text = f"{texts[0] or 'nothing'} against {texts[1] or 'nothing'}"
@@ -229,25 +217,24 @@ class Reasons:
                 )
                 if crossed and alignment.a.origin[one] == alignment.a.origin[partner_a]:
                     text = _sources_text(alignment.a, one, alignment.b, other)
-                    return Reason("wiring", text, *self._ops.labels(x, y))
-        edge_a = {alignment.values_a[value] for value in region.edge_a}
-        edge_b = set(region.edge_b)
-        if edge_a == edge_b or not edge_a or not edge_b:
+                    return Reason("wiring", text, *self._ops.region_labels(region, x, y))
+        edges = {alignment.values_a[value] for value in region.a.edge}, set(region.b.edge)
+        if edges[0] == edges[1] or not edges[0] or not edges[1]:
             return None
-        lone = sorted(edge_a - edge_b), sorted(edge_b - edge_a)
-        one = alignment.values_b[lone[0][0]] if lone[0] else -1
-        text = _sources_text(alignment.a, one, alignment.b, lone[1][0] if lone[1] else -1)
-        ops = region.ops_a[-1] if region.ops_a else -1, region.ops_b[-1] if region.ops_b else -1
+        lone = min(edges[0] - edges[1], default=-1), min(edges[1] - edges[0], default=-1)
+        one = alignment.values_b[lone[0]] if lone[0] >= 0 else -1
+        text = _sources_text(alignment.a, one, alignment.b, lone[1])
+        ops = [part.ops[-1] if part.ops else -1 for part in region.sides]
         return Reason("wiring", text, *self._ops.region_labels(region, *ops))
 
     def _unexplained(self, region: Region) -> Reason:
         a, b = self._alignment.a, self._alignment.b
-        last = region.ops_a[-1] if region.ops_a else -1, region.ops_b[-1] if region.ops_b else -1
+        last = [part.ops[-1] if part.ops else -1 for part in region.sides]
         text = "the same ops on the same inputs"
-        if max(last) < 0 and any(is_opaque(side.data).any() for side in (a, b)):
-            text = "the same inputs; what ran inside compiled code was not compared"
+        if max(last) < 0 and (a.opaque.any() or b.opaque.any()):
+            text = "the same inputs; the ops inside compiled code were not compared"
         if min(last) >= 0:
-            one, other = (side.index.ops[op].outputs[0] for side, op in ((a, last[0]), (b, last[1])))
+            one, other = (side.index.ops[op].outputs[0] for side, op in zip((a, b), last, strict=True))
             if one.device != other.device:
                 text += f", on {one.device} and on {other.device}"
         return Reason("unexplained", text, *self._ops.region_labels(region, *last))
@@ -263,21 +250,13 @@ def is_coarser(side: Side, op: int) -> bool:
     return side.rounding[outputs[0]] > side.history[inputs[0]] > 0
 
 
-def _ops_text(side: Side, ops: list[int]) -> str:
-    names: dict[str, None] = {}
-    for op in ops:
-        name, numbers = side.op_label(op).name, significant_floats(side.index.ops[op])
-        names.setdefault(f"{name} {number_text(numbers[0])}" if numbers else name)
-    return ", ".join(list(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 def _source_text(side: Side, value: int) -> str:
     producer = side.producer[value]
     return str(side.op_label(producer)) if producer >= 0 else side.index.values[value].name or "an input"
 
 
 def _sources_text(a: Side, one: int, b: Side, other: int) -> str:
-    """``takes mul at net.py:3 against add at net.py:4``; of one line, which of its ops it is."""
+    """``takes mul at net.py:3 against add at net.py:4``; for ops of one line, their places among these."""
     texts = [
         _source_text(side, value) if value >= 0 else "nothing else" for side, value in ((a, one), (b, other))
     ]
@@ -296,11 +275,6 @@ def _rank_on_line(side: Side, op: int) -> int:
     return 1 + sum(bool(frames[each] >= 0 and positions[frames[each]] == here) for each in alike.tolist())
 
 
-def _layout_text(side: Side, op: int) -> str:
-    shape = ", ".join(map(str, side.data.metas[int(side.data.values.meta[side.outputs(op)[0]])].shape))
-    return f"{side.op_name(op)}→[{shape}]"
-
-
 _SCALING: Final = frozenset(("mul", "div"))
 #: The name of the second operand of an op.
 _OPERANDS: Final = {"mul": "factor", "div": "divisor", "add": "term", "sub": "term", "pow": "exponent"}
@@ -313,21 +287,28 @@ class ConstantReasons:
         self._alignment, self._ops = alignment, ops
 
     def differing(self, region: Region) -> Reason | None:
-        """The constants in which corresponding ops of a region differ."""
-        moved = self._factors_moved(region)
+        """The constants in which corresponding ops of a region differ.
+
+        Where ops were fused or split: the one number on each side that the other lacks.
+        """
+        a, b = self._alignment.a, self._alignment.b
+        factors = _factor(a, region.a.ops), _factor(b, region.b.ops)
+        # Both sides scale by the same factor in all, at different places.
+        moved = factors[0] != 1.0 and same_constant(*factors)
         for x, y in self._ops.pairs(region):
             differing = self.of_pair(x, y)
-            if differing and not (moved and self._alignment.a.op_name(x) in _SCALING):
-                text = ", ".join(
-                    constant_difference_text(each, self._alignment.a.op_name(x)) for each in differing[:3]
-                )
-                return Reason("constant", text, *self._ops.labels(x, y))
-        return None if moved else self._lone_constants(region)
-
-    def _factors_moved(self, region: Region) -> bool:
-        """Whether both sides of a region scale by the same factor in all, at different places."""
-        first, second = _factor(self._alignment.a, region.ops_a), _factor(self._alignment.b, region.ops_b)
-        return first != 1.0 and same_constant(first, second)
+            if differing and not (moved and a.op_name(x) in _SCALING):
+                text = ", ".join(constant_difference_text(each, a.op_name(x)) for each in differing[:3])
+                return Reason("constant", text, *self._ops.region_labels(region, x, y))
+        if moved:
+            return None
+        ops_a, ops_b = self._ops.one_sided(region)
+        left, right = lone_floats([a.index.ops[op] for op in ops_a], [b.index.ops[op] for op in ops_b])
+        if not ops_a or not ops_b or len(left) != 1 or len(right) != 1:
+            return None
+        (one, x), (other, y) = left[0], right[0]
+        text = f"{number_text(one)} against {number_text(other)}"
+        return Reason("constant", text, *self._ops.region_labels(region, x, y))
 
     def same_factor(self, ops: Iterable[int]) -> bool:
         """Whether ops of the first side and their partners scale by the same factor in all."""
@@ -346,24 +327,9 @@ class ConstantReasons:
             return []
         return differing_constants(a.index.ops[x], b.index.ops[y])
 
-    def _lone_constants(self, region: Region) -> Reason | None:
-        """The one number on each side that the other lacks, where ops were fused or split."""
-        a, b = self._alignment.a, self._alignment.b
-        ops_a, ops_b = self._ops.one_sided(region)
-        if not (ops_a and ops_b):
-            return None
-        first = [(number, op) for op in ops_a for number in significant_floats(a.index.ops[op])]
-        second = [(number, op) for op in ops_b for number in significant_floats(b.index.ops[op])]
-        left = [each for each in first if not any(same_constant(each[0], other[0]) for other in second)]
-        right = [each for each in second if not any(same_constant(each[0], other[0]) for other in first)]
-        if len(left) != 1 or len(right) != 1:
-            return None
-        text = f"{number_text(left[0][0])} against {number_text(right[0][0])}"
-        return Reason("constant", text, *self._ops.labels(left[0][1], right[0][1]))
-
 
 def _factor(side: Side, ops: Iterable[int]) -> float:
-    """The number that ops multiply by in all."""
+    """The product of the numbers that ops multiply by."""
     product = 1.0
     for op in ops:
         if side.op_name(op) in _SCALING:
@@ -396,91 +362,81 @@ class InputReasons:
     def differing_input(self, region: Region) -> Reason | None:
         """An input of the run that differs."""
         alignment = self._alignment
-        for value in region.leaves_a:
+        for value in region.a.leaves:
             other = alignment.values_a[value]
             if other < 0 or alignment.a.kind(value) in ("parameter", "buffer"):
                 continue
             if alignment.compare(value, other).state is State.DIFFERENT:
                 name = alignment.a.index.values[value].name or "an input"
-                return self._ops.value_reason(region, "input", f"{name} itself differs", value, other)
+                return self._ops.value_reason(region, "input", f"{name} itself differs", (value, other))
         return None
 
     def differing_parameter(self, region: Region) -> Reason | None:
         """A parameter that differs, or that only one side of the region has."""
         alignment = self._alignment
-        for value in region.leaves_a:
+        for value in region.a.leaves:
             other, name = alignment.values_a[value], alignment.a.parameter_names.get(value)
             if other >= 0 and name and alignment.compare(value, other).state is State.DIFFERENT:
                 other_name = alignment.b.parameter_names.get(other, name)
                 both = name if name == other_name else f"{name} | {other_name}"
-                return self._ops.value_reason(region, "parameter", f"{both} differs", value, other)
-        lone = [self._lone_parameter(region.leaves_a, alignment.a, alignment.values_a),
-                self._lone_parameter(region.leaves_b, alignment.b, alignment.values_b)]  # fmt: skip
-        if (lone[0] < 0) != (lone[1] < 0):
-            first = lone[0] >= 0
-            side, value = (alignment.a, lone[0]) if first else (alignment.b, lone[1])
-            text = f"{side.parameter_names[value]} is used only on the {'first' if first else 'second'} side"
-            return self._ops.value_reason(region, "parameter", text, lone[0], lone[1], "a" if first else "b")
-        return None
+                return self._ops.value_reason(region, "parameter", f"{both} differs", (value, other))
+        lone = [
+            next((v for v in part.leaves if v in paired.side.parameter_names and paired.values[v] < 0), -1)
+            for paired, part in zip(alignment.sides, region.sides, strict=True)
+        ]
+        if (lone[0] < 0) == (lone[1] < 0):
+            return None
+        return self._one_sided_reason(region, alignment.sides[0 if lone[0] >= 0 else 1], max(lone))
 
-    def _lone_parameter(self, leaves: list[int], side: Side, partners: list[int]) -> int:
-        """A parameter of a region that the other side does not use there."""
-        lone = (value for value in leaves if value in side.parameter_names and partners[value] < 0)
-        return next(lone, -1)
-
-    def one_sided_uses(self) -> list[tuple[bool, int]]:
-        """First uses of parameters that the other side has and does not use: whether of a, and the op."""
-        return list(self._one_sided_parameters.values())
+    def _one_sided_reason(self, region: Region, paired: PairedSide, value: int) -> Reason:
+        text = f"{paired.side.parameter_names[value]} is used only on the {paired.ordinal} side"
+        return self._ops.value_reason(region, "parameter", text, paired.pair(value), paired.letter)
 
     @cached_property
-    def _one_sided_parameters(self) -> dict[str, tuple[bool, int]]:
-        """Each parameter that both sides have and only one uses: whether it is the first, and the op."""
-        a, b, calls = self._alignment.a, self._alignment.b, self._alignment.calls
+    def one_sided_uses(self) -> dict[str, tuple[PairedSide, int]]:
+        """Each parameter that both sides have and only one uses: that side, and the first op that uses it."""
+        (first, second), calls = self._alignment.sides, self._alignment.calls
+        a, b = first.side, second.side
         named = {calls.name(path): path for path in b.parameters}
-        found: dict[str, tuple[bool, int]] = {}
+        result: dict[str, tuple[PairedSide, int]] = {}
         for path, (info, value) in a.parameters.items():
-            its = named.get(calls.name(path))
-            if info.buffer or its is None:
+            partner = named.get(calls.name(path))
+            if info.buffer or partner is None:
                 continue
-            uses = a.leaf_consumers.get(value, []), b.leaf_consumers.get(b.parameters[its][1], [])
-            if bool(uses[0]) != bool(uses[1]):
-                found[path if uses[0] else its] = (True, uses[0][0]) if uses[0] else (False, uses[1][0])
-        return found
+            uses = a.leaf_consumers.get(value, []), b.leaf_consumers.get(b.parameters[partner][1], [])
+            if uses[0] and not uses[1]:
+                result[path] = first, uses[0][0]
+            elif uses[1] and not uses[0]:
+                result[partner] = second, uses[1][0]
+        return result
 
     def one_sided_use(self, region: Region) -> Reason | None:
         """A parameter that both sides have and only one uses."""
-        alignment = self._alignment
-        for first, side, leaves in (
-            (True, alignment.a, region.leaves_a),
-            (False, alignment.b, region.leaves_b),
-        ):
-            for value in leaves:
-                name = side.parameter_names.get(value, "")
-                if self._one_sided_parameters.get(name, (None,))[0] is not first:
-                    continue
-                text = f"{name} is used only on the {SIDES['a' if first else 'b']} side"
-                pair = (value, -1) if first else (-1, value)
-                return self._ops.value_reason(region, "parameter", text, *pair, "a" if first else "b")
+        for paired, part in zip(self._alignment.sides, region.sides, strict=True):
+            for value in part.leaves:
+                use = self.one_sided_uses.get(paired.side.parameter_names.get(value, ""))
+                if use is not None and use[0] is paired:
+                    return self._one_sided_reason(region, paired, value)
         return None
 
     def element_order(self, region: Region) -> Reason | None:
         """A parameter that has the same statistics and other bits: its elements are in another order."""
         alignment = self._alignment
-        for value in region.leaves_a:
+        for value in region.a.leaves:
             other, name = alignment.values_a[value], alignment.a.parameter_names.get(value)
             if other < 0 or not name or alignment.compare(value, other).state is not State.CLOSE:
                 continue
-            shapes = [side.parameters[side.parameter_names[each]][0].shape
-                      for side, each in ((alignment.a, value), (alignment.b, other))]  # fmt: skip
-            if len(shapes[0]) > 1 and shapes[0] == shapes[1]:
+            first, second = (side.parameters[side.parameter_names[each]][0].shape
+                             for side, each in ((alignment.a, value), (alignment.b, other)))  # fmt: skip
+            if len(first) > 1 and first == second:
                 text = f"{name} has the statistics of the other, and its elements may be in another order"
-                return self._ops.value_reason(region, "parameter", text, value, other)
+                return self._ops.value_reason(region, "parameter", text, (value, other))
         return None
 
     def unmeasured(self, region: Region) -> Reason | None:
         """An input of integers: they are not measured, and all else agrees."""
         a, b = self._alignment.a, self._alignment.b
-        for value in region.leaves_a:
+        for value in region.a.leaves:
             other = self._alignment.values_a[value]
             if (
                 other < 0
@@ -491,5 +447,5 @@ class InputReasons:
             dtype = dtype_name(a.index.values[value].dtype)
             name = a.index.values[value].name or b.index.values[other].name or f"its input {dtype}"
             text = f"{name} probably differs: integers are not measured, and all else agrees"
-            return self._ops.value_reason(region, "input", text, value, other)
+            return self._ops.value_reason(region, "input", text, (value, other))
         return None

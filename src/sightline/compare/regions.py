@@ -11,27 +11,35 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.compare.op_pairs import Alignment
+from sightline.compare.op_pairs import Alignment, PairedSide
 from sightline.compare.sequences import best_pairs
-from sightline.compare.side import OpLabel, Side
-from sightline.compare.values import State
+from sightline.compare.side import OpLabel
+from sightline.compare.values import UNKNOWN, State
 
 _MAX_REGION: Final = 2000  #: ops of a region on each side
+
+
+@dataclass
+class RegionSide:
+    """A region on one side."""
+
+    ops: list[int] = field(default_factory=list)
+    edge: list[int] = field(default_factory=list)  #: values that agree, which the ops start from
+    leaves: list[int] = field(default_factory=list)  #: parameters, inputs and constants
 
 
 @dataclass
 class Region:
     """The ops between the last values that agree and a pair, on both sides."""
 
-    ops_a: list[int] = field(default_factory=list)
-    ops_b: list[int] = field(default_factory=list)
-    edge_a: list[int] = field(default_factory=list)  #: values that agree, which the ops start from
-    edge_b: list[int] = field(default_factory=list)
-    leaves_a: list[int] = field(default_factory=list)  #: parameters, inputs and constants
-    leaves_b: list[int] = field(default_factory=list)
+    a: RegionSide = field(default_factory=RegionSide)
+    b: RegionSide = field(default_factory=RegionSide)
     error: float = 0.0  #: the largest error of the values at the edge
     begins_earlier: bool = False  #: whether an input differs already
-    cut: bool = False  #: whether there were too many ops
+
+    @property
+    def sides(self) -> tuple[RegionSide, RegionSide]:
+        return self.a, self.b
 
 
 class Regions:
@@ -47,22 +55,16 @@ class Regions:
         past ``beyond`` of them.
         """
         region = Region()
-        alignment = self._alignment
-        self._walk(region, alignment.a, alignment.values_a, (one, other), True, beyond)
-        self._walk(region, alignment.b, alignment.values_b, (other, one), False, beyond)
-        region.ops_a.sort()
-        region.ops_b.sort()
+        for paired, part in zip(self._alignment.sides, region.sides, strict=True):
+            self._walk(region, paired, part, paired.pair(one, other), beyond)
+            part.ops.sort()
         return region
 
     def _walk(
-        self, region: Region, side: Side, partners: list[int], pair: tuple[int, int], first: bool, beyond: int
+        self, region: Region, paired: PairedSide, part: RegionSide, goal: tuple[int, int], beyond: int
     ) -> None:
-        value, goal = pair
-        ops, edge, leaves = (
-            (region.ops_a, region.edge_a, region.leaves_a)
-            if first
-            else (region.ops_b, region.edge_b, region.leaves_b)
-        )
+        """Collect the ops of one side behind the first value of a pair, up to values that agree."""
+        a, b, side, value = self._alignment.a, self._alignment.b, paired.side, goal[0]
         seen: set[int] = set()
         seen_ops: set[int] = set()
         waiting = deque([(value, beyond)])
@@ -71,43 +73,32 @@ class Regions:
             if at in seen:
                 continue
             seen.add(at)
-            partner = partners[at]
             producer = side.producer[at]
-            verdict = None
-            if partner >= 0 and not (at == value and partner == goal):
-                verdict = self._alignment.compare(*((at, partner) if first else (partner, at)))
             if producer < 0:
-                leaves.append(at)
+                part.leaves.append(at)
                 continue
-            if (
-                verdict is not None
-                and verdict.state is not State.UNKNOWN
-                and self._is_computed(at, partner, first)
-            ):
-                if verdict.agrees and (verdict.state is State.SAME or not left):
-                    edge.append(at)
-                    region.error = max(region.error, verdict.error)
-                    continue
-                left -= 1
-                if not verdict.agrees and at != value:
-                    region.begins_earlier = True
-                    continue
-            if len(ops) >= _MAX_REGION:
-                region.cut = True
+            partner, verdict = paired.values[at], UNKNOWN
+            if partner >= 0 and (at, partner) != goal:
+                one, other = paired.pair(at, partner)
+                # Statistics of a view do not show its order: one of the two has to be computed.
+                if a.origin[one] == one or b.origin[other] == other:
+                    verdict = self._alignment.compare(one, other)
+            if verdict.agrees and (verdict.state is State.SAME or not left):
+                part.edge.append(at)
+                region.error = max(region.error, verdict.error)
+                continue
+            left -= verdict.state is not State.UNKNOWN
+            if verdict.state is State.DIFFERENT and at != value:
+                region.begins_earlier = True
+                continue
+            if len(part.ops) >= _MAX_REGION:
                 return
             if producer not in seen_ops:
                 seen_ops.add(producer)
-                ops.append(producer)
+                part.ops.append(producer)
                 waiting += ((source, left) for source in side.inputs(producer))
 
-    def _is_computed(self, value: int, partner: int, first: bool) -> bool:
-        """Whether a value was computed on either side: statistics of a view do not show its order."""
-        alignment = self._alignment
-        one, other = (value, partner) if first else (partner, value)
-        return alignment.a.origin[one] == one or alignment.b.origin[other] == other
 
-
-SIDES: Final = {"a": "first", "b": "second"}
 _MAX_COMPARED: Final = 400  #: ops of a region that are compared each with each
 
 
@@ -123,7 +114,7 @@ class Reason:
     text: str  #: ``eps 1e-05 against 1e-06``
     a: OpLabel | None = None
     b: OpLabel | None = None
-    side: str = ""  #: "a" or "b" where only one side has what the text is about
+    side: str = ""  #: "a" or "b" where the text is about something that only this side has
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "text": self.text, "a": self.a.to_dict() if self.a else None,
@@ -139,64 +130,49 @@ class RegionOps:
     def pairs(self, region: Region) -> list[tuple[int, int]]:
         """The corresponding ops of a region, by the alignment or else by name."""
         alignment = self._alignment
-        inside = set(region.ops_b)
-        pairs = [(x, alignment.ops_a[x]) for x in region.ops_a if alignment.ops_a[x] in inside]
-        left, right = self.unpaired(region)
+        inside = set(region.b.ops)
+        pairs = [(x, alignment.ops_a[x]) for x in region.a.ops if alignment.ops_a[x] in inside]
+        left, right = self._unpaired(region)
         if left and right and len(left) * len(right) <= _MAX_COMPARED * _MAX_COMPARED:
             names = alignment.a.name[left][:, None] == alignment.b.name[right][None, :]
             pairs += [(left[x], right[y]) for x, y in best_pairs(names.astype(np.int32))]
         return sorted(pairs)
 
-    def unpaired(self, region: Region) -> tuple[list[int], list[int]]:
-        alignment = self._alignment
-        inside_a, inside_b = set(region.ops_a), set(region.ops_b)
-        return (
-            [op for op in region.ops_a if not alignment.a.layout[op] and alignment.ops_a[op] not in inside_b],
-            [op for op in region.ops_b if not alignment.b.layout[op] and alignment.ops_b[op] not in inside_a],
-        )
+    def _unpaired(self, region: Region) -> list[list[int]]:
+        """The computing ops of each side that have no partner in the region."""
+        inside = set(region.b.ops), set(region.a.ops)
+        return [
+            [op for op in part.ops if not paired.side.layout[op] and paired.ops[op] not in others]
+            for paired, part, others in zip(self._alignment.sides, region.sides, inside, strict=True)
+        ]
 
-    def one_sided(self, region: Region) -> tuple[list[int], list[int]]:
-        """The computing ops without a counterpart in the region of the other side."""
-        pairs = self.pairs(region)
-        paired_a, paired_b = {x for x, _ in pairs}, {y for _, y in pairs}
-        left, right = self.unpaired(region)
-        alignment = self._alignment
-        return (
-            [op for op in left if op not in paired_a and alignment.ops_a[op] < 0],
-            [op for op in right if op not in paired_b and alignment.ops_b[op] < 0],
-        )
+    def one_sided(self, region: Region) -> list[list[int]]:
+        """The computing ops of each side without a counterpart in the region of the other side."""
+        matched = list(map(set, zip(*self.pairs(region), strict=True))) or [set(), set()]
+        return [
+            [op for op in ops if op not in known and paired.ops[op] < 0]
+            for paired, ops, known in zip(self._alignment.sides, self._unpaired(region), matched, strict=True)
+        ]
 
     def value_reason(
-        self, region: Region, kind: str, text: str, value: int, other: int, which: str = ""
+        self, region: Region, kind: str, text: str, pair: tuple[int, int], letter: str = ""
     ) -> Reason:
-        """A reason about a value, labelled with the ops that first use it."""
+        """A reason about a pair of values, labelled with the ops that first use them."""
         first_uses = []
-        for side, ops, used in (
-            (self._alignment.a, region.ops_a, value),
-            (self._alignment.b, region.ops_b, other),
-        ):
-            using = [
-                op
-                for op in ops
-                if used in side.inputs(op) or any(side.origin[v] == used for v in side.inputs(op))
-            ]
+        for paired, part, value in zip(self._alignment.sides, region.sides, pair, strict=True):
+            side = paired.side
+            using = [op for op in part.ops
+                     if any(value in (each, side.origin[each]) for each in side.inputs(op))]  # fmt: skip
             computing = [op for op in using if not side.layout[op]]
             first_uses.append((computing or using or [-1])[0])
-        return Reason(kind, text, *self.region_labels(region, *first_uses), which)
-
-    def labels(self, x: int, y: int) -> tuple[OpLabel | None, OpLabel | None]:
-        """The labels of two ops; None for -1."""
-        a, b = self._alignment.a, self._alignment.b
-        return a.op_label(x) if x >= 0 else None, b.op_label(y) if y >= 0 else None
+        return Reason(kind, text, *self.region_labels(region, *first_uses), letter)
 
     def region_labels(self, region: Region, x: int, y: int) -> tuple[OpLabel | None, OpLabel | None]:
-        """The labels of two ops; for -1 that of the last op of its side."""
-        x = x if x >= 0 else _last_op(self._alignment.a, region.ops_a)
-        y = y if y >= 0 else _last_op(self._alignment.b, region.ops_b)
-        return self.labels(x, y)
-
-
-def _last_op(side: Side, ops: list[int]) -> int:
-    """The last computing op, or the last of all; -1 where there is none."""
-    computing = [op for op in ops if not side.layout[op]]
-    return (computing or ops or [-1])[-1]
+        """The labels of two ops; for -1 that of the last computing op of its side, or its last op."""
+        labels: list[OpLabel | None] = []
+        for paired, part, op in zip(self._alignment.sides, region.sides, (x, y), strict=True):
+            if op < 0:
+                computing = [each for each in part.ops if not paired.side.layout[each]]
+                op = (computing or part.ops or [-1])[-1]
+            labels.append(paired.side.op_label(op) if op >= 0 else None)
+        return labels[0], labels[1]

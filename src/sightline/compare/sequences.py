@@ -1,22 +1,24 @@
 """Aligns two long sequences: which position of one corresponds to which of the other, in order.
 
-Common prefixes and suffixes are matched first, then what occurs once in both, from the strictest keys to the
-weakest; only what is left between is compared each with each. For similar sequences that takes about n·log n
-steps.
+Common prefixes and suffixes are matched first, then keys that occur once in both, from the strictest keys to
+the weakest; only the rest between these is compared each with each. For similar sequences that takes about
+n·log n steps.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Pairs = list[tuple[int, int]]
+T = TypeVar("T")
 
 _CELLS: Final = 1 << 18  #: the largest product of two lengths that is compared each with each
 _WINDOW: Final = 256  #: positions at a time in larger parts where nothing is unique
@@ -25,8 +27,8 @@ _WINDOW: Final = 256  #: positions at a time in larger parts where nothing is un
 def align(first: Sequence[Ints], second: Sequence[Ints]) -> Pairs:
     """Pairs of positions, ascending on both sides.
 
-    ``first`` and ``second`` are keys at several levels, the strictest first; what differs at the last level
-    is never paired. The key -1 matches nothing.
+    ``first`` and ``second`` are keys at several levels, the strictest first; positions whose keys differ at
+    the last level are never paired. The key -1 matches nothing.
 
     >>> a, b = np.array([1, 2, 3, 4]), np.array([1, 9, 2, 4])
     >>> align([a], [b])
@@ -83,15 +85,12 @@ def _unique_anchors(a: Ints, b: Ints) -> Pairs:
     _, of_a, of_b = np.intersect1d(keys_a[once_a], keys_b[once_b], assume_unique=True, return_indices=True)
     x, y = at_a[once_a][of_a], at_b[once_b][of_b]
     order = np.argsort(x)
-    return _longest_increasing(x[order].tolist(), y[order].tolist())
-
-
-def _longest_increasing(x: list[int], y: list[int]) -> Pairs:
-    """The largest subset of the pairs that increases in ``y``; ``x`` is sorted."""
-    tails: list[int] = []  # of each length, the smallest last value of an increasing subsequence
+    x, y = x[order], y[order]
+    # The longest increasing subsequence: of each length, the smallest last value and its position.
+    tails: list[int] = []
     tail_at: list[int] = []
     previous: list[int] = []
-    for at, value in enumerate(y):
+    for at, value in enumerate(y.tolist()):
         length = bisect_left(tails, value)
         previous.append(tail_at[length - 1] if length else -1)
         tails[length : length + 1] = [value]
@@ -99,7 +98,7 @@ def _longest_increasing(x: list[int], y: list[int]) -> Pairs:
     pairs: Pairs = []
     at = tail_at[-1] if tail_at else -1
     while at >= 0:
-        pairs.append((x[at], y[at]))
+        pairs.append((int(x[at]), int(y[at])))
         at = previous[at]
     return pairs[::-1]
 
@@ -158,3 +157,18 @@ def _pair_in_windows(
         else:
             low, start = window[-1][0] + 1, window[-1][1] + 1
     return pairs
+
+
+def surplus(items: Iterable[tuple[T, Hashable]], others: Iterable[Hashable]) -> list[T]:
+    """The items, each with its key, beyond as many as there are equal keys among ``others``.
+
+    >>> surplus([("a", 1), ("b", 2), ("c", 1)], [1, 3])
+    ['b', 'c']
+    """
+    left = Counter(others)
+    rest = []
+    for item, key in items:
+        left[key] -= 1
+        if left[key] < 0:
+            rest.append(item)
+    return rest

@@ -79,7 +79,7 @@ ROUNDING: Final = {
     "complex64": 2.0**-24, "complex128": 2.0**-53, "complex32": 2.0**-11,
     "float8_e4m3fn": 2.0**-4, "float8_e4m3fnuz": 2.0**-4, "float8_e5m2": 2.0**-3, "float8_e5m2fnuz": 2.0**-3,
 }  # fmt: skip
-#: What ``torch.set_float32_matmul_precision`` allows for products; a GPU takes TF32 for both.
+#: The precision that ``torch.set_float32_matmul_precision`` allows for products; a GPU takes TF32 for both.
 _PRODUCTS: Final = {"high": "TF32", "medium": "bfloat16"}
 
 
@@ -91,7 +91,11 @@ class Side:
         self.data: TraceData = index.raw
         self.span = span
         #: The statistics, or none with the reason where the file is damaged there.
-        self.stats, self.stats_fault = _readable_statistics(self.data)
+        self.stats, self.stats_fault = StatColumns.none(), ""
+        try:
+            self.stats = replace(self.data.stats)  # reads every column
+        except DamagedFile as error:
+            self.stats_fault = str(error).removesuffix(".")
         self._weights: dict[int, NDArray[np.float64]] = {}
         self._key_ids = key_ids  # shared by both sides: equal keys have equal ids
         ops = self.data.ops
@@ -144,7 +148,7 @@ class Side:
         return OpLabel(op, written.name, row.name, file, line, function, code, module)
 
     def _compared_ops(self, level: str) -> NDArray[np.bool_]:
-        """Which ops take part: those that contain no other op and return something new."""
+        """Which ops are compared: those that contain no other op and return something new."""
         ops = self.data.ops
         chosen = np.ones(len(ops), dtype=np.bool_)
         if level == "aten":
@@ -156,19 +160,16 @@ class Side:
         chosen[: self.span.first_op] = chosen[self.span.end_op :] = False
         counts = np.diff(ops.output_offsets)
         chosen &= counts > 0
-        if level != "none":
-            for op in np.flatnonzero(chosen & (ops.level != _ATEN)).tolist():
-                if set(self.outputs(op)) <= set(
-                    self.inputs(op)
-                ):  # its input unchanged, as `.to()` often returns
-                    chosen[op] = False
+        for op in np.flatnonzero(chosen & (ops.level != _ATEN)).tolist():
+            # It returns its input unchanged, as `.to()` often does.
+            chosen[op] = not set(self.outputs(op)) <= set(self.inputs(op))
         return chosen
 
     # -- values --------------------------------------------------------------------------------
 
     @cached_property
     def producer(self) -> memoryview[int]:
-        """The compared op that made each value; -1 where there is none."""
+        """The compared op that returned each value; -1 where there is none."""
         producer = np.full(len(self.data.values), -1, dtype=np.int64)
         ops = self.data.ops
         counts = np.diff(ops.output_offsets)
@@ -183,7 +184,7 @@ class Side:
 
     @cached_property
     def origin(self) -> memoryview[int]:
-        """The value whose elements each value has: itself unless a layout op made it."""
+        """The value whose elements each value has: itself, unless it is the result of a layout op."""
         origin = _numbers(np.arange(len(self.data.values)))
         for op in np.flatnonzero(self.compared & self.layout).tolist():
             source = self.inputs(op)[0]
@@ -193,7 +194,7 @@ class Side:
         return origin
 
     def layout_chain(self, value: int) -> list[int]:
-        """A value and those it was made from by layout ops, back to its origin."""
+        """A value and the inputs of the layout ops behind it, back to its origin."""
         chain = [value]
         origin = self.origin[value]
         while value != origin:
@@ -245,7 +246,7 @@ class Side:
 
     @cached_property
     def precision(self) -> dict[str, str]:
-        """In what float32 products are computed where that is coarser: ``{"matmul": "TF32"}``."""
+        """The precision of float32 products where that is coarser: ``{"matmul": "TF32"}``."""
         settings = self.data.info.get("precision") or {}
         kinds = {"matmul": _PRODUCTS.get(str(settings.get("float32_matmul")), "")}
         kinds["convolution"] = "TF32" if settings.get("cudnn_tf32") is True else ""
@@ -254,7 +255,7 @@ class Side:
     @cached_property
     def _product_rounding(self) -> dict[tuple[int, int], float]:
         """The rounding of float32 products by the name of an op and the form of its result."""
-        found: dict[tuple[int, int], float] = {}
+        roundings: dict[tuple[int, int], float] = {}
         metas = [at for at, meta in enumerate(self.data.metas) if meta.dtype == "float32"]
         for name, plain in enumerate(self.names) if self.precision else ():
             kind = self.precision.get("convolution" if plain == "convolution" else "matmul", "")
@@ -263,8 +264,8 @@ class Side:
             for meta in metas:
                 on_gpu = self.data.metas[meta].device.startswith("cuda")
                 if on_gpu or plain != "convolution":  # a processor has no TF32 for convolutions
-                    found[name, meta] = 2.0**-11 if on_gpu or kind == "TF32" else 2.0**-9
-        return found
+                    roundings[name, meta] = 2.0**-11 if on_gpu or kind == "TF32" else 2.0**-9
+        return roundings
 
     @cached_property
     def stat_row(self) -> memoryview[int]:
@@ -290,12 +291,15 @@ class Side:
         bits[self.stats.value] = self.stats.fingerprint
         return _numbers(bits)
 
+    def shape(self, value: int) -> tuple[int, ...]:
+        return self.data.metas[int(self.data.values.meta[value])].shape
+
     def kind(self, value: int) -> str:
         return KINDS[int(self.data.values.kind[value])]
 
     @cached_property
     def leaf_consumers(self) -> dict[int, list[int]]:
-        """The computing ops that use each value that no op made."""
+        """The computing ops that use each value that no op returned."""
         consumers: dict[int, list[int]] = {}
         for op in self.computing:
             for value in self.inputs(op):
@@ -321,11 +325,12 @@ class Side:
 
     def activations(self, ops: Iterable[int]) -> frozenset[str] | None:
         """The functions at the heart of the activations among ops; None where exponentials may hide one."""
-        names = ["tanh" if self._is_tanh_gelu(op) else self.op_name(op) for op in ops]
+        names = []
+        for op in ops:
+            name = self.op_name(op)
+            approximate = dict(constants(self.index.ops[op])).get("approximate") if name == "gelu" else ""
+            names.append("tanh" if approximate == "tanh" else name)
         return activations(names)
-
-    def _is_tanh_gelu(self, op: int) -> bool:
-        return self.op_name(op) == "gelu" and dict(constants(self.index.ops[op])).get("approximate") == "tanh"
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -338,28 +343,13 @@ class Side:
         sizes = np.asarray(self.numel)[results] if len(self.numel) else results
         name = self.name[ops]
         plain = np.array([self.key_id(("op", n)) for n in name.tolist()], dtype=np.int64)
-        sized = np.array(
-            [
-                self.key_id(key)
-                for key in zip(name.tolist(), sizes.tolist(), self._forms[ops].tolist(), strict=True)
-            ],
-            dtype=np.int64,
-        )
+        keys = zip(name.tolist(), sizes.tolist(), self._forms[ops].tolist(), strict=True)
+        sized = np.array([self.key_id(key) for key in keys], dtype=np.int64)
         strict = np.full(len(ops), -1, dtype=np.int64)
         if fingerprints:
-            rows = np.asarray(self.stat_row)[results]
-            bits = (
-                np.where(rows >= 0, self.stats.fingerprint[np.maximum(rows, 0)], 0)
-                if len(self.stats)
-                else rows * 0
-            )
-            strict = np.array(
-                [
-                    self.key_id((n, "bits", b)) if b else -1
-                    for n, b in zip(name.tolist(), bits.tolist(), strict=True)
-                ],
-                dtype=np.int64,
-            )
+            bits = np.asarray(self.fingerprints)[results].tolist()
+            named = zip(name.tolist(), bits, strict=True)
+            strict = np.array([self.key_id((n, "bits", b)) if b else -1 for n, b in named], dtype=np.int64)
         return [strict, sized, plain]
 
     @cached_property
@@ -433,10 +423,7 @@ class Side:
 
     def label(self, call: int) -> str:
         """The path of the module of a call, or the class of a root; "" outside every module."""
-        if call < 0:
-            return ""
-        info = self.module(call)
-        return info.label
+        return self.module(call).label if call >= 0 else ""
 
     @cached_property
     def _subtrees(self) -> dict[int, list[int]]:
@@ -462,14 +449,6 @@ class Side:
                     rows.append((info.numel, numbers.l2 if numbers else np.nan))
             weights = self._weights[module] = np.array(rows, dtype=np.float64).reshape(-1, 2)
         return weights
-
-
-def _readable_statistics(data: TraceData) -> tuple[StatColumns, str]:
-    """The statistics of a recording and no fault, or none and what is wrong with them."""
-    try:
-        return replace(data.stats), ""  # which reads every column
-    except DamagedFile as error:
-        return StatColumns.none(), str(error).removesuffix(".")
 
 
 def _numbers(column: NDArray[Any]) -> memoryview[Any]:

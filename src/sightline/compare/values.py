@@ -1,4 +1,4 @@
-"""Whether two values are equal: to the last bit, within what rounding explains, or not.
+"""Whether two values are equal: to the last bit, up to rounding, or not.
 
 The comparison uses the best that both recordings have: captured tensors, else statistics with fingerprints.
 Averages over many elements cancel rounding errors, so mean and norm are held to a tighter tolerance.
@@ -27,12 +27,12 @@ class State(IntEnum):
 
     UNKNOWN = 0  #: not measured on both sides
     SAME = 1  #: to the last bit
-    CLOSE = 2  #: within what rounding explains
+    CLOSE = 2  #: as far as rounding explains
     DIFFERENT = 3
 
 
 class Verdict(NamedTuple):
-    """The state of a pair of values, their relative error, and what they were compared by."""
+    """The state of a pair of values, their relative error, and the means of the comparison."""
 
     state: State
     error: float
@@ -77,25 +77,9 @@ class ValueComparer:
         key = (one, other)
         verdict = self._cache.get(key)
         if verdict is None:
-            verdict = self._cache[key] = self._compare(one, other)
+            verdict = self._by_tensor(one, other) or self._by_statistics(one, other)
+            self._cache[key] = verdict
         return verdict
-
-    def _compare(self, one: int, other: int) -> Verdict:
-        if self._by in ("auto", "tensors") and one in self._captured[0] and other in self._captured[1]:
-            verdict = self._by_tensor(one, other)
-            if verdict is not None:
-                return verdict
-        if self._by in ("tensors", "none"):
-            return UNKNOWN
-        if self._a.stat_row[one] < 0 or self._b.stat_row[other] < 0:
-            return UNKNOWN
-        if self._by == "fingerprints":
-            both = self._bits_a[one] and self._bits_b[other]
-            return Verdict(State.DIFFERENT, math.nan, "fingerprint") if both else UNKNOWN
-        first, second = self._a.numbers(one), self._b.numbers(other)
-        assert first is not None
-        assert second is not None
-        return self._by_statistics(one, other, first, second)
 
     # -- statistics ----------------------------------------------------------------------------
 
@@ -103,21 +87,26 @@ class ValueComparer:
         """The coarsest rounding behind either of two values."""
         return max(self._a.history[one], self._b.history[other]) or 2.0**-24
 
-    def _by_statistics(self, one: int, other: int, first: ValueNumbers, second: ValueNumbers) -> Verdict:
+    def _by_statistics(self, one: int, other: int) -> Verdict:
+        """The verdict by statistics or fingerprints."""
+        first, second = self._a.numbers(one), self._b.numbers(other)
+        if self._by in ("tensors", "none") or first is None or second is None:
+            return UNKNOWN
+        if self._by == "fingerprints":
+            both = self._bits_a[one] and self._bits_b[other]
+            return Verdict(State.DIFFERENT, math.nan, "fingerprint") if both else UNKNOWN
         error = distance(first, second, self._a.numel[one], self._b.numel[other])
         if math.isinf(error.elements):
             return Verdict(State.DIFFERENT, error.worst, "statistics")
-        fits = self._fits(error, one, other, first)
+        if self._rtol is not None or self._atol is not None:
+            scale = max(first.l2 / math.sqrt(max(1, self._a.numel[one])), 0.0)
+            fits = error.worst <= (self._rtol or 0.0) + ((self._atol or 0.0) / scale if scale else 0.0)
+        else:
+            elements, averages = self.tolerances(one, other)
+            fits = error.elements <= elements and error.averages <= averages
         if fits and _is_masked(first):  # the filled elements hide all others
             return UNKNOWN
         return Verdict(State.CLOSE if fits else State.DIFFERENT, error.worst, "statistics")
-
-    def _fits(self, error: Distance, one: int, other: int, first: ValueNumbers) -> bool:
-        if self._rtol is not None or self._atol is not None:
-            scale = max(first.l2 / math.sqrt(max(1, self._a.numel[one])), 0.0)
-            return error.worst <= (self._rtol or 0.0) + ((self._atol or 0.0) / scale if scale else 0.0)
-        elements, averages = self.tolerances(one, other)
-        return error.elements <= elements and error.averages <= averages
 
     def tolerances(self, one: int, other: int) -> tuple[float, float]:
         """The errors of elements and of averages that rounding explains, given the ops behind two values."""
@@ -154,6 +143,10 @@ class ValueComparer:
 
     def _by_tensor(self, one: int, other: int) -> Verdict | None:
         """The verdict by the elements, where both were captured whole and have one shape."""
+        if self._by not in ("auto", "tensors"):
+            return None
+        if one not in self._captured[0] or other not in self._captured[1]:
+            return None
         first, second = self._captured[0][one], self._captured[1][other]
         if first.shape != second.shape:
             return None

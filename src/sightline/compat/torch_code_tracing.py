@@ -19,8 +19,8 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, islice, takewhile
-from types import TracebackType
-from typing import IO, Any, Self
+from types import FrameType, TracebackType
+from typing import IO, Self, cast
 
 from sightline.data.file_owners import torch_file
 from sightline.data.forms import Form
@@ -31,7 +31,8 @@ from sightline.data.source_files import indent_of
 from sightline.data.trace_data import TensorMeta
 from sightline.data.user_frames import first_user_index
 from sightline.notation import call_text, tensor_text
-from sightline.recording.recorder import Recorder, RecordingOptions
+from sightline.options import RecordingOptions
+from sightline.recording.recorder import Recorder
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.source_chain import shared_lines
 
@@ -53,7 +54,7 @@ class Trace:
 
     op_str: str  #: ``mul.Tensor(f32[2, 3], 2) -> f32[2, 3]``
     stack: list[inspect.FrameInfo]  #: the source positions that led to it, outermost first, without torch's
-    event: CodeOp = field(repr=False)  #: what `TracingMode.print` writes
+    event: CodeOp = field(repr=False)  #: the op as `TracingMode.print` writes it
 
 
 class TracingMode:
@@ -67,10 +68,10 @@ class TracingMode:
     │ # relu(f32[2, 3]) -> f32[2, 3];
     │ # sum(f32[2, 3]) -> f32[];
 
-    With ``quiet`` nothing is printed while it runs: see `print` and `format`. With ``succinct`` ops that
-    follow each other on one source line share it; without, only those of one expression in it do. ``color``
-    dims comments and highlights the expression, on any stream. A mode may be entered again: ops are added.
-    Inside its own block it reports each op once more, as a mode of torch does that is on the stack twice.
+    With ``quiet`` nothing is printed while it runs: see `print` and `format`. With ``succinct`` consecutive
+    ops on one source line share it; without, only those of one expression in it do. ``color`` dims comments
+    and highlights the expression, on any stream. A mode may be entered again: ops are added. Entered inside
+    its own block, it reports each op once more, like a mode of torch that is on the stack twice.
     """
 
     def __init__(self, quiet: bool = False, succinct: bool = True, color: bool = True) -> None:
@@ -82,13 +83,13 @@ class TracingMode:
         self._depth = 0  # how often the mode was entered and not left
         self._printer: _OpPrinter | None = None
         self._traces: list[Trace] = []
-        self._is_shared = False  # whether someone has seen the list
+        self._is_shared = False  # whether a caller has the list
 
     def __enter__(self) -> Self:
         if not self._depth:
             if not self._quiet:
                 self._printer = _OpPrinter(None, color=self._color, succinct=self._succinct)
-            recorder = Recorder(None, "aten", "TracingMode", options=RecordingOptions(self._printer))
+            recorder = Recorder(None, RecordingOptions(ops="aten", name="TracingMode"), watcher=self._printer)
             recorder.start(sys._getframe(1))
             self._recorders.append(_Recording(recorder))
             self._entered.append(self._recorders[-1])
@@ -105,7 +106,7 @@ class TracingMode:
         self._set_depth(self._depth - 1)
 
     def _set_depth(self, depth: int) -> None:
-        """Have each op reported as often as the mode is entered."""
+        """Set how often each op is reported: as often as the mode is entered."""
         if self._depth and depth:
             self._take_traces()  # those up to here, as often as they are reported now
         self._depth = depth
@@ -116,7 +117,7 @@ class TracingMode:
     def traces(self) -> list[Trace]:
         """The ops that were recorded, in the order they ran; inside the block, those so far.
 
-        It is one list, which may be changed: ``mode.traces.clear()`` forgets what ran.
+        It is one list, which may be changed: ``mode.traces.clear()`` forgets the ops so far.
         """
         self._is_shared = True
         self._take_traces()
@@ -196,21 +197,19 @@ class _OpPrinter:
     def write(self, event: CodeOp) -> None:
         """Write an op under those of its lines that the op before did not have."""
         last, chain = self._last, event.chain
-        shared = self._shared_lines(chain)
+        if self._succinct:  # how many lines this op shares with the one before
+            shared = shared_lines(last, [_bare_frame(frame) for frame in chain])
+        else:
+            same = (_position(a) == _position(b) for a, b in zip(last, chain, strict=False))
+            shared = sum(takewhile(bool, same))
         if shared == len(chain) < len(last):
             shared -= 1  # back from a call: the line is written again, right above its op
+        # The view identifies lines by their number.
         self._last = [
             _bare_frame(frame, last[at].call if at < shared else next(self._numbers))
             for at, frame in enumerate(chain)
         ]
         self._live.op(replace(event, chain=self._last))
-
-    def _shared_lines(self, chain: Sequence[SourceFrame]) -> int:
-        """How many lines this op shares with the one before; the view identifies lines by their number."""
-        if self._succinct:
-            return shared_lines(self._last, [_bare_frame(frame) for frame in chain])
-        same = (_position(a) == _position(b) for a, b in zip(self._last, chain, strict=False))
-        return sum(takewhile(bool, same))
 
 
 class _DistinctText(str):
@@ -229,7 +228,7 @@ def _tensor_texts(metas: Iterable[TensorMeta]) -> list[str]:
 
 
 def _result_text(op: LiveOpEvent | Op, texts: Sequence[str]) -> str:
-    """What an op returned; several outputs are in parentheses, also those of a list."""
+    """The result of an op; several outputs are in parentheses, also those of a list."""
     if op.raised:
         return ""
     if op.flavour == "opaque":  # only the tensors that recorded ops have used are known
@@ -272,7 +271,17 @@ def _traces(index: Index, first: int = 0) -> Iterator[Trace]:
 
     @cache
     def stack(frame: int) -> tuple[inspect.FrameInfo, ...]:
-        return tuple(_frame_info(one, line(one)) for one in chain(frame))
+        infos = []
+        for one in chain(frame):  # each with its whole line, in which columns are counted
+            text, no_frame = line(one), cast("FrameType", None)
+            positions = dis.Positions(one.line, one.end_line, *(one.columns or (None, None)))
+            context, at = ([text], 0) if text else (None, None)
+            infos.append(
+                inspect.FrameInfo(
+                    no_frame, one.file, one.line, one.function, context, at, positions=positions
+                )
+            )
+        return tuple(infos)
 
     def event(op: Op) -> CodeOp:
         inputs, outputs = (
@@ -287,14 +296,3 @@ def _traces(index: Index, first: int = 0) -> Iterator[Trace]:
         shown = event(op)
         text = call_text(shown.name, shown.form, shown.inputs, shown.output)
         yield Trace(text, list(stack(frames[op.id])), shown)
-
-
-def _frame_info(frame: SourceFrame, line: str) -> inspect.FrameInfo:
-    """A frame as the standard library describes it, with its whole line, in which columns are counted."""
-    columns = frame.columns or (None, None)
-    positions = dis.Positions(frame.line, frame.end_line, *columns)
-    context = [line] if line else None
-    no_frame: Any = None
-    return inspect.FrameInfo(
-        no_frame, frame.file, frame.line, frame.function, context, 0 if line else None, positions=positions
-    )

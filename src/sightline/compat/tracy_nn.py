@@ -3,11 +3,11 @@
     import sys, sightline.compat.tracy_nn
     sys.modules["tracy_nn"] = sightline.compat.tracy_nn
 
-is enough for a script that was written for that package. The recorder reports what happens and the live log
-writes it, so every torch function is seen (``torch.cat`` too), the settings of a module come from the module
-itself, containers indent what runs inside them, and nothing in torch is replaced. A module of the user's own
-shows what runs in it, even without submodules; the model has no block of its own, unless it is a single
-module of torch; a bias is mentioned where there is none, and a dtype where it is not ``float32``.
+is enough for a script that was written for that package. The recorder reports events and the live log writes
+them, so every torch function is seen (``torch.cat`` too), the settings of a module come from the module
+itself, containers indent their contents, and nothing in torch is replaced. A module of the user's own shows
+the calls in it, even without submodules; the model has no block of its own, unless it is a single module of
+torch; a bias is mentioned if there is none, and a dtype if it is not ``float32``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from sightline.data.forms import SLOT, Record, Symbol
 from sightline.data.live_events import LiveCallEvent, LiveOpEvent
 from sightline.data.trace_data import TensorMeta
 from sightline.errors import UsageError
-from sightline.recording.native.engine import resolve_engine
-from sightline.recording.recorder import Recorder, RecordingOptions, check_model
+from sightline.options import RecordingOptions
+from sightline.recording.engine_choice import resolve_engine
+from sightline.recording.recorder import Recorder, check_model
 from sightline.views.live import LiveLog, LogWatcher
 from sightline.views.log_blocks import OK, BlockStyle, LogModule, LogOp, Part, tensor_block_text
 from sightline.views.rendering import Printer
@@ -68,24 +69,18 @@ class Color:
 
 
 def _color() -> bool | None:
-    """The ``color`` of a printer: False, or None for what suits the stream."""
+    """The ``color`` of a printer: False, or None to decide by the stream."""
     return None if Color.enabled else False
 
 
-def _level(model: Any) -> str:
-    """The level to record: API calls, and aten ops where the plain engine sees fused modules only there."""
-    fuses = model is not None and any(isinstance(part, _FUSED_MODULES) for part in model.modules())
-    return "both" if fuses and resolve_engine("auto") == "python" else "api"
-
-
 def _tensor_text(meta: TensorMeta) -> str:
-    """A tensor, with its dtype where that is not the usual one: ``Tensor [2, 3] int64 @ cpu``."""
+    """A tensor, with its dtype if that is not float32: ``Tensor [2, 3] int64 @ cpu``."""
     text = tensor_block_text(meta)
     return text if meta.dtype == "float32" else text.replace("] @", f"] {meta.dtype} @")
 
 
 class _Blocks(BlockStyle):
-    """Blocks whose modules show all they are given and return: ``[Tensor [2] @ cpu, None, int, str]``."""
+    """Blocks whose modules show all arguments and results: ``[Tensor [2] @ cpu, None, int, str]``."""
 
     def _inputs(self, event: LogModule | LogOp, *, named: bool) -> list[Part]:
         if isinstance(event, LogOp):
@@ -107,7 +102,7 @@ class _Blocks(BlockStyle):
 
 
 def _item_text(item: Any, tensors: Iterator[str]) -> str:
-    """An argument or a result: tensors as they are written, None, and the type of anything else."""
+    """An argument or a result: the text of a tensor, None, or the type of anything else."""
     if item is SLOT:
         return next(tensors, "Tensor")
     if isinstance(item, list | tuple):
@@ -122,7 +117,7 @@ _STYLE: Final = _Blocks(_tensor_text, margin="  ")
 
 
 class Tracer:
-    """Print what happens in a model between ``start(model)`` and ``stop()``, or in a ``trace(model)`` block.
+    """Print the calls in a model between ``start(model)`` and ``stop()``, or in a ``trace(model)`` block.
 
     >>> import torch
     >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.ones(1, 3)
@@ -137,7 +132,7 @@ class Tracer:
       │
       ● TRACING Tiny COMPLETE
 
-    ``with tracer:`` traces the model that `trace_model` was given, or whatever runs. The recording itself is
+    ``with tracer:`` traces the model that `trace_model` was given, or everything. The recording itself is
     ``tracer.recording``, for every other view. A tracer can be used again.
     """
 
@@ -177,7 +172,7 @@ class Tracer:
         self._start(model, sys._getframe(1))
 
     def stop(self) -> None:
-        """Stop tracing; does nothing where the tracer is not active."""
+        """Stop tracing; does nothing if the tracer is not active."""
         self._stop(None)
 
     def trace(self, model: Any) -> _TraceBlock:
@@ -195,16 +190,19 @@ class Tracer:
             self._stop(error)
 
     def _start(self, model: Any, frame: FrameType) -> bool:
-        """Start, unless it is active already; whether it was started."""
+        """Start, unless it is active already; returns whether it was started."""
         if self.active:
             printer = Printer(color=_color())
             printer.write(_STYLE.banner(f"Tracer {self.name} is already active"))
             printer.flush()
             return False
         check_model(model)
+        # The plain engine sees fused modules only as aten ops.
+        fuses = model is not None and any(isinstance(part, _FUSED_MODULES) for part in model.modules())
+        level = "both" if fuses and resolve_engine("auto") == "python" else "api"
         log = LiveLog(title=self.name, root=model is None, style=_STYLE, color=_color())
         recorder = Recorder(
-            model, _level(model), self.name, options=RecordingOptions(_BlockWatcher(log, model))
+            model, RecordingOptions(ops=level, name=self.name), watcher=_BlockWatcher(log, model)
         )
         log.start()
         recorder.start(frame)
@@ -291,18 +289,22 @@ class _BlockWatcher(LogWatcher):
 
     def _adapted(self, event: LiveCallEvent) -> LiveCallEvent:
         leaf = event.leaf and event.library and not (event.root and self._own_model)
-        event = replace(event, leaf=leaf, extra=event.extra.removesuffix(", bias=True"))
-        return replace(event, extra=_named_settings(event)) if event.library else event
+        extra = event.extra.removesuffix(", bias=True")
+        return replace(event, leaf=leaf, extra=_named_settings(event.type, extra) if event.library else extra)
 
 
 @lru_cache(maxsize=1024)
 def _labels_in(code: str, column: int, end_column: int) -> tuple[str, str, str]:
-    """The names of a line that assigns the operator at these columns; generic ones for what has no name.
+    """The names of a line that assigns the operator at these columns; generic ones without a name.
 
     >>> _labels_in("scores = q @ k.mT", 9, 17), _labels_in("return q @ k", 7, 12)
     (('Q', 'K.mT', 'Scores'), ('Left', 'Right', 'Output'))
     """
-    match _statement(code):
+    try:
+        statement = ast.parse(code).body[0]
+    except (SyntaxError, ValueError, IndexError):  # a part of a statement
+        return "Left", "Right", "Output"
+    match statement:
         case ast.Assign([ast.Name(result)], ast.BinOp(left=left, right=right) as value) if (
             value.col_offset, value.end_col_offset
         ) == (column, end_column):  # fmt: skip
@@ -310,15 +312,8 @@ def _labels_in(code: str, column: int, end_column: int) -> tuple[str, str, str]:
     return "Left", "Right", "Output"
 
 
-def _statement(code: str) -> ast.stmt | None:
-    try:
-        return ast.parse(code).body[0]
-    except (SyntaxError, ValueError, IndexError):  # a part of a statement
-        return None
-
-
 def _label(operand: ast.expr, otherwise: str) -> str:
-    """A variable, or what is short and begins with one: ``K``, ``K.transpose(-2, -1)``."""
+    """A variable, or a short expression that begins with one: ``K``, ``K.transpose(-2, -1)``."""
     name = operand
     while isinstance(name, ast.Attribute | ast.Call):
         name = name.func if isinstance(name, ast.Call) else name.value
@@ -328,21 +323,18 @@ def _label(operand: ast.expr, otherwise: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _named_settings(event: LiveCallEvent) -> str:
+def _named_settings(kind: str, extra: str) -> str:
     """The settings of a module of torch, each value with its name: ``in_channels=3, out_channels=8``."""
-    parts = re.split(r", (?![^()]*\))", event.extra) if event.extra else []
+    parts = re.split(r", (?![^()]*\))", extra) if extra else []
     unnamed = sum("=" not in part for part in parts)
-    names = (
-        _constructor_parameters(event.type)[:unnamed]
-        if all("=" not in part for part in parts[:unnamed])
-        else []
-    )
+    unnamed_first = all("=" not in part for part in parts[:unnamed])
+    names = _constructor_parameters(kind)[:unnamed] if unnamed_first else []
     return ", ".join([*map("=".join, zip(names, parts, strict=False)), *parts[len(names) :]])
 
 
 @cache
 def _constructor_parameters(kind: str) -> list[str]:
-    """The parameters of a torch module's constructor; the base class's where it takes ``*args``."""
+    """The parameters of a torch module's constructor; the base class's if it takes ``*args``."""
     for base in getattr(torch.nn, kind, torch.nn.Module).__mro__[:-1]:
         parameters = inspect.signature(base).parameters.values()
         if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):

@@ -71,22 +71,16 @@ def atomic_text(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     ('x', 1)
     """
     with atomic_path(path) as part, open(part, "wb" if part.exists() else "xb") as raw:
-        if Path(path).suffix.lower() == ".gz":
-            with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed, _text(packed) as file:
-                yield file
-        else:
-            with _text(raw) as file:
-                yield file
-
-
-def _text(raw: IO[bytes] | gzip.GzipFile) -> io.TextIOWrapper:
-    # Lone surrogates, from file names that are not UTF-8, cannot be encoded.
-    return io.TextIOWrapper(raw, "utf-8", errors="replace", newline="")
+        zipped = Path(path).suffix.lower() == ".gz"
+        packed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if zipped else contextlib.nullcontext(raw)
+        # Lone surrogates, from file names that are not UTF-8, cannot be encoded.
+        with packed as target, io.TextIOWrapper(target, "utf-8", errors="replace", newline="") as file:
+            yield file
 
 
 @contextlib.contextmanager
 def _write_errors(path: Path) -> Iterator[None]:
-    """Turns the system's error about writing a file into a `CaptureError`."""
+    """Turn the system's error about writing a file into a `CaptureError`."""
     try:
         yield
     except OSError as error:

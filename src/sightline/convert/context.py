@@ -32,7 +32,7 @@ class TableContext:
         self._cache: dict[Callable[[TableContext], Objects], Objects] = {}
 
     def cached(self, read: Callable[[TableContext], Objects]) -> Objects:
-        """What ``read`` returns for this recording, computed the first time."""
+        """The result of ``read`` for this recording, computed the first time."""
         if read not in self._cache:
             self._cache[read] = read(self)
         return self._cache[read]
@@ -76,6 +76,14 @@ class TableContext:
     def op_lines(self) -> d.I32:
         """The frame outside torch where each op is written; for a backward op that of its forward op."""
         return self.index.line_frames[self.index.op_frames]
+
+    @cached_property
+    def line_keys(self) -> d.I64:
+        """For each op a number that is equal for ops of one source line; -1 without one."""
+        frames, codes = self.raw.frames, self.raw.codes
+        files = {code.file: at for at, code in enumerate(codes)}
+        of_code = np.array([files[code.file] for code in codes], dtype=np.int64)
+        return np.append((of_code[frames.code] << 32) + frames.line, -1)[self.op_lines]
 
     @cached_property
     def call_lines(self) -> d.I32:

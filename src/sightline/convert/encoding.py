@@ -1,4 +1,4 @@
-"""How values are written in JSON, CSV and databases, so that every reader takes them."""
+"""Values in the forms of JSON, CSV and databases that every reader takes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,13 @@ def json_text(value: Any, *, spaced: bool = False) -> str:
     try:
         text = encoder.encode(value)
     except (TypeError, ValueError):
-        text = encoder.encode(_with_text_keys(map_leaves(value, _finite)))
+        finite = map_leaves(value, lambda x: None if isinstance(x, float) and not math.isfinite(x) else x)
+        text = encoder.encode(_with_text_keys(finite))
     return text if "\\ud" not in text else encoder.encode(_whole_unicode(json.loads(text)))
 
 
-def _finite(leaf: Any) -> Any:
-    return None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf
-
-
 def _with_text_keys(value: Any) -> Any:
-    """The same with keys that JSON has; a damaged file may have others."""
+    """The value with texts for keys, as in JSON; a damaged file may have others."""
     if isinstance(value, dict):
         texts = {key if isinstance(key, str) else str(key): part for key, part in value.items()}
         return {key: _with_text_keys(part) for key, part in texts.items()}
@@ -71,7 +68,7 @@ def csv_cell(value: Any) -> str:
 
 
 def plain_cell(text: str) -> str:
-    """A text that a spreadsheet shows and does not evaluate: a quote goes before what begins a formula.
+    """A text that a spreadsheet shows and does not evaluate: a quote goes before the beginning of a formula.
 
     >>> plain_cell("=1+1"), plain_cell("relu"), plain_cell("@"), plain_cell("-1.5")
     ("'=1+1", 'relu', '@', '-1.5')

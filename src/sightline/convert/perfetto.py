@@ -1,8 +1,8 @@
 """The recording as a timeline for Perfetto and chrome://tracing: trace events, written in chunks.
 
 Tracks, top to bottom: the steps, the phases, and for each thread module calls with the API calls in them and
-the aten ops in those; then each stream of each device with what it ran, an arrow leading there from the op
-that asked for it (``time="device"``). A counter shows the bytes in use on each device. Times are microseconds
+the aten ops in those; then each stream of each device with its work, and an arrow to it from the op that
+launched it (``time="device"``). A counter shows the bytes in use on each device. Times are microseconds
 with the nanoseconds behind the point, so that nothing is rounded and slices nest as they did.
 
 The ranks of a distributed job share one timeline: a process for each, on the common clock of
@@ -117,14 +117,31 @@ class EventWriter:
         for events in self.events(progress):
             file.write(separator + ",\n".join(events))
             separator = ",\n"
-        about = {"recorder": f"sightline {__version__}", **self._about()}
+        info = self._data.info
+        about = {"recorder": f"sightline {__version__}"}
+        about |= {key: str(info[key]) for key in ("name", "ops", "torch", "python") if info.get(key)}
         file.write(f'\n],"displayTimeUnit":"ms","otherData":{json_text(about)}}}\n')
 
     def events(self, progress: Progress = _no_progress) -> Iterator[list[str]]:
         """All trace events, in chunks."""
         host, device = self._host, device_slices(self._data)
         step_spans, phase_spans = steps(self._context.index.step_infos), phases(self._data, host)
-        yield from self._chunks(host, device, step_spans, phase_spans, progress)
+        yield self._metadata(host, device, step_spans, phase_spans)
+        yield from self._spans("step", _STEPS, step_spans)
+        yield from self._spans("phase", _PHASES, phase_spans)
+        for first in range(0, len(host), _CHUNK):
+            yield self._slices(host, first)
+            progress(min(first + _CHUNK, len(host)), len(host))
+        for first in range(0, len(device), _CHUNK):
+            yield from self._device_work(device, first, host)
+        yield from self._memory()
+        if self._data.info.get("exception"):
+            end, args = host.end.max(initial=0), json_text({"exception": str(self._data.info["exception"])})
+            event = (
+                f'{{"ph":"i","pid":{self._pid},"tid":{_THREAD},"ts":{_us(int(end))},"s":"p","name":"exception",'
+                f'"cat":"exception","args":{args}}}'
+            )
+            yield [event]
 
     @cached_property
     def _host(self) -> Slices:
@@ -144,27 +161,6 @@ class EventWriter:
             f'"name":"collective","cat":"collective","id":{json_text(id)}}}'
         )
 
-    def _about(self) -> dict[str, str]:
-        info = self._data.info
-        return {key: str(info[key]) for key in ("name", "ops", "torch", "python") if info.get(key)}
-
-    def _chunks(
-        self, host: Slices, device: DeviceSlices, step_spans: list[TrackSpan], phase_spans: list[TrackSpan],
-        progress: Progress,
-    ) -> Iterator[list[str]]:  # fmt: skip
-        yield self._metadata(host, device, step_spans, phase_spans)
-        yield from self._spans("step", _STEPS, step_spans)
-        yield from self._spans("phase", _PHASES, phase_spans)
-        for first in range(0, len(host), _CHUNK):
-            yield self._slices(host, first)
-            progress(min(first + _CHUNK, len(host)), len(host))
-        if len(device):
-            for first in range(0, len(device), _CHUNK):
-                yield from self._device_work(device, first, host, self._op_slices)
-        yield from self._memory()
-        if self._data.info.get("exception"):
-            yield [self._exception(int(host.end.max(initial=0)))]
-
     # -- tracks ----------------------------------------------------------------------------------
 
     def _metadata(
@@ -180,16 +176,16 @@ class EventWriter:
         tracks += [(_STREAMS + lane, f"{device_name(number)} stream {stream}")
                    for lane, (number, stream) in enumerate(device.streams)]  # fmt: skip
         name = str(self._data.info.get("name") or "recording")
-        events = [self._metadata_event("process_name", 0, name=name)]
+        entries: list[tuple[str, int, dict[str, Any]]] = [("process_name", 0, {"name": name})]
         if self._order is not None:
-            events.append(self._metadata_event("process_sort_index", 0, sort_index=self._order))
+            entries.append(("process_sort_index", 0, {"sort_index": self._order}))
         for order, (track, title) in enumerate(tracks):
-            events.append(self._metadata_event("thread_name", track, name=title))
-            events.append(self._metadata_event("thread_sort_index", track, sort_index=order))
-        return events
-
-    def _metadata_event(self, kind: str, track: int, **args: Any) -> str:
-        return f'{{"ph":"M","pid":{self._pid},"tid":{track},"name":"{kind}","args":{json_text(args)}}}'
+            entries.append(("thread_name", track, {"name": title}))
+            entries.append(("thread_sort_index", track, {"sort_index": order}))
+        return [
+            f'{{"ph":"M","pid":{self._pid},"tid":{track},"name":"{kind}","args":{json_text(args)}}}'
+            for kind, track, args in entries
+        ]
 
     def _spans(self, category: str, track: int, spans: list[TrackSpan]) -> Iterator[list[str]]:
         for first in range(0, len(spans), _CHUNK):
@@ -203,6 +199,7 @@ class EventWriter:
     # -- module calls and ops --------------------------------------------------------------------
 
     def _slices(self, host: Slices, first: int) -> list[str]:
+        """A chunk of the slices of module calls and ops."""
         rows = slice(first, first + _CHUNK)
         id, start, length = host.id[rows], host.start[rows], host.end[rows] - host.start[rows]
         is_call = host.kind[rows] == CALL
@@ -258,27 +255,23 @@ class EventWriter:
         device_times = _column(context.index.device_durations, len(ops))[ids].tolist()
         rows = zip(ids.tolist(), lengths.tolist(), ops.duration[ids].tolist(), device_times,
                    ops.forward[ids].tolist(), keys, inputs, outputs, strict=True)  # fmt: skip
-        cache = self._op_bodies
+        cache = self._op_bodies  # the part of the event that equal ops share
         for id, length, took, on_device, forward, key, taken, returned in rows:
             tensors = (tuple(taken), tuple(returned))
             body = cache.get((key, tensors))
             if body is None:
                 if len(cache) >= _CACHED_TEXTS:
                     cache.clear()
-                body = cache[key, tensors] = self._op(key, *tensors)
+                name, form, result, level, phase, flops, flags, module, line = key
+                text = context.op_text(name, form, result, *tensors)
+                inside = f',"module":{self._text(context.labels[module])}' if module >= 0 else ""
+                counted = f',"flops":{flops}' if flops >= 0 else ""
+                body = cache[key, tensors] = (
+                    f'"name":{self._text(self._data.names[name])},"cat":"{d.LEVELS[level]},{d.PHASES[phase]}",'
+                    f'"args":{{"call":{self._text(text)}{inside}{self._source(line)}{counted}{_end_args(flags)},'
+                )
             backward = f',"forward":{forward}' if forward >= 0 else ""
             yield f'{body}"op":{id}{backward}{_measured("host_us", took, length)}{_device_args(on_device)}}}'
-
-    def _op(self, key: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> str:
-        """What equal ops have in common, up to what each has of its own."""
-        name, form, result, level, phase, flops, flags, module, line = key
-        text = self._context.op_text(name, form, result, inputs, outputs)
-        inside = f',"module":{self._text(self._context.labels[module])}' if module >= 0 else ""
-        counted = f',"flops":{flops}' if flops >= 0 else ""
-        return (
-            f'"name":{self._text(self._data.names[name])},"cat":"{d.LEVELS[level]},{d.PHASES[phase]}","args":{{'
-            f'"call":{self._text(text)}{inside}{self._source(line)}{counted}{_end_args(flags)},'
-        )
 
     def _tensors(self, offsets: d.I64, flat: d.I32, ids: d.I32) -> Iterator[str]:
         lists = Lists(offsets, flat, ids)
@@ -286,7 +279,7 @@ class EventWriter:
         return map(", ".join, lists.split(texts))
 
     def _source_args(self, frame: int) -> str:
-        """The arguments with the source line; empty for what has no line."""
+        """The arguments with the source line; empty without one."""
         context = self._context
         if frame < 0:
             return ""
@@ -298,10 +291,8 @@ class EventWriter:
 
     # -- devices -----------------------------------------------------------------------------------
 
-    def _device_work(
-        self, device: DeviceSlices, first: int, host: Slices, op_slices: d.I64
-    ) -> Iterator[list[str]]:
-        """What devices ran, and the arrows that lead there from the slices of ops."""
+    def _device_work(self, device: DeviceSlices, first: int, host: Slices) -> Iterator[list[str]]:
+        """A chunk of the work of devices, and the arrows to it from the slices of ops."""
         rows, work = slice(first, first + _CHUNK), self._data.device_work
         id, lane, start = device.id[rows], device.lane[rows], device.start[rows]
         length = device.end[rows] - start
@@ -316,7 +307,7 @@ class EventWriter:
             for one, track, begin, long, name, kind, op, took, shown in columns
         ]  # fmt: skip
         owned = np.flatnonzero(owner >= 0)
-        at = op_slices[owner[owned]]
+        at = self._op_slices[owner[owned]]
         # An arrow must begin before the end of its slice: Perfetto binds it to the slice open at its time.
         launch = np.clip(
             clock(work.launch[id[owned]]), host.start[at], np.maximum(host.end[at] - 1, host.start[at])
@@ -354,13 +345,6 @@ class EventWriter:
                     for at, time in enumerate(microseconds(level.times[rows]))
                 ]
 
-    def _exception(self, when: int) -> str:
-        args = json_text({"exception": str(self._data.info["exception"])})
-        return (
-            f'{{"ph":"i","pid":{self._pid},"tid":{_THREAD},"ts":{_us(when)},"s":"p","name":"exception",'
-            f'"cat":"exception","args":{args}}}'
-        )
-
 
 def microseconds(times: d.I64) -> list[str]:
     """Nanoseconds as microseconds that give the same nanoseconds again, by rounding or by truncating.
@@ -390,7 +374,7 @@ def _us(nanoseconds: int) -> str:
 
 
 def _measured(name: str, took: int, shown: int) -> str:
-    """The time that was measured, if the slice was made longer or shorter to nest."""
+    """The measured time, if the slice is longer or shorter so that it nests."""
     return "" if took == shown else f',"{name}":{took / 1000:.3f}'
 
 
@@ -432,7 +416,7 @@ def write_ranks(run: Run, file: IO[str]) -> None:
 
 
 def shifted(data: TraceData, ns: int) -> TraceData:
-    """A recording whose times are so much later."""
+    """The recording with all times later by ``ns``."""
     ops, calls, work, memory = data.ops, data.calls, data.device_work, data.allocations
     return replace(
         data,
@@ -449,7 +433,7 @@ def shifted(data: TraceData, ns: int) -> TraceData:
 def _arrows(
     writer: EventWriter, run: Run, rank: int, arrows: list[tuple[GroupTable, NDArray[np.float64]]]
 ) -> Iterator[list[str]]:
-    """This rank's part of the arrow of each collective that another rank has too."""
+    """The points of this rank on the arrows through collectives that another rank ran too."""
     for number, (table, times) in enumerate(arrows):
         calls = run.records[rank].groups.get(table.group)
         if calls is None or rank not in table.ranks:

@@ -41,21 +41,15 @@ _STATEMENTS: Final = frozenset(
 )
 
 
-def _no_progress(_done: int, _total: int) -> None:
-    pass
-
-
-class QueryResult:
-    """The columns and rows of a result; rows are fetched on demand, within the time limit."""
+class _TimeLimit:
+    """Measures how long SQLite works, and stops a query after ``seconds``."""
 
     def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
-        self._connection = connection
         self._seconds = seconds
         self._spent_before = 0.0
         self._started = 0.0  #: when SQLite began to work; 0 while it is idle
-        self.names: list[str] = []
-        self.timed_out = False
-        connection.set_progress_handler(self._is_too_late, _INSTRUCTIONS)
+        self.exceeded = False
+        connection.set_progress_handler(self._check, _INSTRUCTIONS)
 
     @property
     def spent(self) -> float:
@@ -71,24 +65,9 @@ class QueryResult:
         finally:
             self._spent_before, self._started = self.spent, 0.0
 
-    def _is_too_late(self) -> bool:
-        self.timed_out = self.timed_out or self.spent > self._seconds
-        return self.timed_out
-
-    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """The rows of the result; ``names`` is set when this returns."""
-        with self.timed():
-            cursor = self._connection.execute(query)
-        self.names = _distinct([column[0] for column in cursor.description or ()])
-        return self._fetch(cursor)
-
-    def _fetch(self, cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
-        while True:
-            with self.timed():
-                rows = cursor.fetchmany(_FETCHED_ROWS)
-            if not rows:
-                return
-            yield from rows
+    def _check(self) -> bool:
+        self.exceeded = self.exceeded or self.spent > self._seconds
+        return self.exceeded
 
 
 class Query:
@@ -105,18 +84,18 @@ class Query:
         self._context = TableContext(index)
         self._query = query
         self._seconds = seconds
-        self._progress = progress or _no_progress
+        self._progress = progress
         self._reads: set[tuple[str, str]] = set()
         self._denied = ""
         self._exit_stack = contextlib.ExitStack()
-        self._result: QueryResult | None = None
+        self._limit: _TimeLimit | None = None
         self.names: Sequence[str] = ()
         self.rows: Iterator[tuple[Any, ...]] = iter(())
 
     @property
     def spent(self) -> float:
         """Seconds SQLite has worked on the query."""
-        return self._result.spent if self._result else 0.0
+        return self._limit.spent if self._limit else 0.0
 
     def __enter__(self) -> Self:
         if not self._query.strip():
@@ -141,36 +120,53 @@ class Query:
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         for pragma in ("journal_mode = OFF", "temp_store = MEMORY", "trusted_schema = OFF"):
             connection.execute(f"PRAGMA {pragma}")
+        types = {"integer": "INTEGER", "boolean": "INTEGER", "real": "REAL", "text": "TEXT"}
         for name, table in TABLES_BY_NAME.items():
-            connection.execute(_create_statement(name, table))
+            columns = ", ".join(
+                f'"{column.name}" {types[column.type]}{" PRIMARY KEY" if column.name == "id" else ""}'
+                for column in table.columns
+            )
+            connection.execute(f'CREATE TABLE "{name}"({columns})')
         for function in ("json_each", "json_tree"):  # created on first use, which the authorizer would deny
             with contextlib.suppress(sqlite3.OperationalError):  # an SQLite without them
                 connection.execute(f"SELECT 1 FROM {function}('[]')").close()  # noqa: S608 — the names above
         for limit, most in ((sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_BYTES), (sqlite3.SQLITE_LIMIT_ATTACHED, 0)):
             connection.setlimit(limit, most)
-        self._result = QueryResult(connection, self._seconds)
+        self._limit = _TimeLimit(connection, self._seconds)
         with self._usage_errors():
             connection.set_authorizer(self._authorize)
             explain = "" if _first_word(self._query) == "explain" else "EXPLAIN "
-            with _memory_limit(MEMORY), self._result.timed():  # compiling alone can take all memory
+            with _memory_limit(MEMORY), self._limit.timed():  # compiling alone can take all memory
                 connection.execute(explain + self._query).close()
             connection.set_authorizer(None)
         connection.set_progress_handler(None, 0)
         self._fill(connection)
         connection.execute("PRAGMA query_only = ON")
         connection.set_authorizer(self._authorize)
-        self._result = QueryResult(connection, self._seconds)
+        self._limit = _TimeLimit(connection, self._seconds)
         self._exit_stack.enter_context(_memory_limit(MEMORY))
-        with self._usage_errors():
-            rows = self._result.rows(self._query)
-        self.names = self._result.names
-        if not self.names:
+        with self._usage_errors(), self._limit.timed():
+            cursor = connection.execute(self._query)
+        names: list[str] = []
+        for name, *_ in cursor.description or ():
+            count, distinct = 1, name
+            while distinct in names:  # a second ``id`` is ``id_2``
+                count += 1
+                distinct = f"{name}_{count}"
+            names.append(distinct)
+        if not names:
             raise UsageError(_NO_QUERY)
-        self.rows = self._with_usage_errors(rows)
+        self.names, self.rows = names, self._fetch(cursor, self._limit)
 
-    def _with_usage_errors(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    def _fetch(self, cursor: sqlite3.Cursor, limit: _TimeLimit) -> Iterator[tuple[Any, ...]]:
+        """The rows of the result, fetched on demand within the time limit."""
         with self._usage_errors():
-            yield from rows
+            while True:
+                with limit.timed():
+                    rows = cursor.fetchmany(_FETCHED_ROWS)
+                if not rows:
+                    return
+                yield from rows
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         denied = ""
@@ -200,12 +196,13 @@ class Query:
             for batch in table.batches(self._context, columns):
                 _insert_batch(connection, name, [column.name for column in columns], batch)
                 done += len(batch[0])
-                self._progress(done, total)
+                if self._progress is not None:
+                    self._progress(done, total)
         connection.execute("COMMIT")
 
     @contextlib.contextmanager
     def _usage_errors(self) -> Iterator[None]:
-        """Turns SQLite's errors about the query into a `UsageError`."""
+        """Turn SQLite's errors about the query into a `UsageError`."""
         try:
             yield
         except MemoryError:
@@ -220,14 +217,17 @@ class Query:
             denied = next((word for word in words if word in _STATEMENTS), self._denied)
             denied = self._denied if self._denied.endswith("()") else denied
             return f"{denied} is not allowed here: a recording is read, with one SELECT, and never changed."
-        if self._result is not None and self._result.timed_out:
+        if self._limit is not None and self._limit.exceeded:
             return f"The query took longer than {self._seconds:g} s and was stopped; --timeout gives it more."
         if "one statement at a time" in message:
             return "Ask one query at a time: there is more after the first one."
         if "out of memory" in message:
             return _TOO_MUCH
         if message.startswith("no such column: "):
-            return f"There is no column {message[16:]!r}{_nearest_text(message[16:], self._columns())}."
+            mentioned = set(re.findall(r"\w+", self._query.lower()))
+            tables = [table for name, table in TABLES_BY_NAME.items() if name in mentioned]
+            columns = {column.name for table in tables or TABLES.values() for column in table.columns}
+            return f"There is no column {message[16:]!r}{_nearest_text(message[16:], sorted(columns))}."
         if message.startswith("no such table: "):
             return f"There is no table {message[15:]!r}{_nearest_text(message[15:], TABLES_BY_NAME)}."
         if "syntax error" in message and re.search(r"\b(from|join)\s+values\b", self._query, re.IGNORECASE):
@@ -235,13 +235,6 @@ class Query:
         if "incomplete input" in message:
             return "The query ends too early."
         return f"SQLite does not take this query: {message.rstrip('.')}."
-
-    def _columns(self) -> list[str]:
-        """The columns of the tables the query names, or of all."""
-        words = set(re.findall(r"\w+", self._query.lower()))
-        tables = [table for name, table in TABLES_BY_NAME.items() if name in words]
-        tables = tables or list(TABLES_BY_NAME.values())
-        return sorted({column.name for table in tables for column in table.columns})
 
 
 def _nearest_text(name: str, names: Collection[str]) -> str:
@@ -259,15 +252,6 @@ _TOO_MUCH: Final = (
 )
 
 
-def _create_statement(name: str, table: Table) -> str:
-    types = {"integer": "INTEGER", "boolean": "INTEGER", "real": "REAL", "text": "TEXT"}
-    columns = ", ".join(
-        f'"{column.name}" {types[column.type]}{" PRIMARY KEY" if column.name == "id" else ""}'
-        for column in table.columns
-    )
-    return f'CREATE TABLE "{name}"({columns})'
-
-
 def _insert_batch(
     connection: sqlite3.Connection, name: str, columns: Sequence[str], items: list[list[Any]]
 ) -> None:
@@ -275,7 +259,7 @@ def _insert_batch(
     try:
         _insert(connection, name, columns, items)
     except (UnicodeEncodeError, OverflowError, sqlite3.DataError):
-        # Names that are no Unicode, numbers of more than 64 bits, texts too long: stored as well as can be.
+        # Names that are not Unicode, integers of more than 64 bits, texts that are too long.
         connection.execute(f'DELETE FROM "{name}" WHERE rowid > ?', (last,))  # noqa: S608
         _insert(connection, name, columns, [[storable(item) for item in column] for column in items])
 
@@ -283,7 +267,7 @@ def _insert_batch(
 def _insert(
     connection: sqlite3.Connection, name: str, columns: Sequence[str], items: list[list[Any]]
 ) -> None:
-    """Insert rows, several by one statement: that is three times as fast as one by one."""
+    """Insert rows, several per statement, which is three times as fast as one by one."""
     width, names = len(columns), ", ".join(f'"{column}"' for column in columns)
     flat = list(chain.from_iterable(zip(*items, strict=True)))
     row = f"({', '.join('?' * width)})"
@@ -308,21 +292,9 @@ def _first_word(query: str) -> str:
     return word[0].lower() if word else ""
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Names of columns made unique: a second ``id`` is ``id_2``."""
-    unique: list[str] = []
-    for name in names:
-        count, distinct = 1, name
-        while distinct in unique:
-            count += 1
-            distinct = f"{name}_{count}"
-        unique.append(distinct)
-    return unique
-
-
 @contextlib.contextmanager
 def _memory_limit(most: int) -> Iterator[None]:
-    """Limits this process to ``most`` bytes beyond what it has now, where the system can do that."""
+    """Limit this process to ``most`` bytes more than it has now, if the system supports that."""
     try:
         import resource
 
@@ -333,7 +305,7 @@ def _memory_limit(most: int) -> Iterator[None]:
         if before[0] >= 0:
             soft = min(soft, before[0])
         resource.setrlimit(resource.RLIMIT_AS, (soft, before[1]))
-    except (ImportError, OSError, ValueError):  # no such limit on this system: the one on time remains
+    except (ImportError, OSError, ValueError):  # no such limit on this system; the time limit remains
         yield
         return
     try:

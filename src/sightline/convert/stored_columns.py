@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Final
 
-from numpy.typing import NDArray
-
-from sightline.convert.context import TableContext
 from sightline.convert.table_columns import Column, choice, flag, lookup, number, real, reference
 from sightline.schema import columns as schema
 from sightline.schema.columns import COLUMN_TABLES
 
-#: What a table, or a column of one, is called in SQL where the schema has another name.
+#: Names of tables and columns in SQL that differ from those of the schema.
 _TABLE_NAMES: Final = {"calls": "module_calls"}
 _NAMES: Final = {
     ("calls", "index"): "number", ("calls", "module"): "module_id", ("calls", "order"): "completed",
@@ -35,8 +33,8 @@ def with_stored(table: str, *columns: Column | str) -> tuple[Column, ...]:
 
 
 def _stored(declared: schema.Column) -> Iterator[Column]:
-    """The columns that a column of the schema becomes: none for what is internal, one for each flag."""
-    meaning, read = declared.meaning, _reader(declared)
+    """The columns for a column of the schema: none for an internal one, one for each flag."""
+    meaning, read = declared.meaning, attrgetter(f"raw.{declared.table}.{declared.name}")
     name = _NAMES.get((declared.table, declared.name), declared.name)
     about = meaning.about
     if meaning.lists or declared.is_flat or meaning.target in _INTERNAL:
@@ -56,7 +54,3 @@ def _stored(declared: schema.Column) -> Iterator[Column]:
     else:
         suffix = f"_{meaning.unit}" if meaning.unit == "ns" else ""
         yield Column(f"{name}{suffix}", "integer", about, (reference if meaning.optional else number)(read))
-
-
-def _reader(declared: schema.Column) -> Callable[[TableContext], NDArray[Any]]:
-    return lambda context: getattr(getattr(context.raw, declared.table), declared.name)

@@ -1,4 +1,4 @@
-"""`Table` and `Column`: what ``sightline sql`` queries and what CSV, JSON and Parquet files hold.
+"""`Table` and `Column`: the tables of ``sightline sql`` and of CSV, JSON and Parquet files.
 
 A table is a list of columns, and a column is a function that reads some of its rows. So a query reads only
 the columns it mentions, and a file is written a batch at a time. The names of tables and columns are an
@@ -25,7 +25,7 @@ BATCH: Final = 1 << 14  #: rows that are read together
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its name, its type, what it holds, and how some of its rows are read. None is null."""
+    """A column: its name, its type, its meaning, and a function that reads some of its rows. None is null."""
 
     name: str
     type: Type
@@ -35,7 +35,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its name, what its rows are, its columns, and how many rows it has."""
+    """A table: its name, the meaning of its rows, its columns, and how many rows it has."""
 
     name: str
     about: str
@@ -97,8 +97,8 @@ def real(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
 
 
 def choice(names: Sequence[str], column: Callable[[TableContext], NDArray[Any]]) -> Reader:
-    """One of a few names, by its number."""
-    array = np.array(names, dtype=object)
+    """One of a few names, by its number; -1, which a recording of before has, is null."""
+    array = np.array([*names, None], dtype=object)
     return lambda context, rows: array[column(context)[rows]].tolist()
 
 

@@ -6,7 +6,7 @@ import csv
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from sightline._version import __version__
 from sightline.convert.atomic_files import atomic_folder, atomic_path, atomic_text
@@ -37,13 +37,12 @@ def to_csv(
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([column.name for column in table.columns])
         for batch in table.batches(context):
-            cells = [_cells(column.type, items) for column, items in zip(table.columns, batch, strict=True)]
+            cells = [
+                items if column.type in ("integer", "real") else list(map(csv_cell, items))
+                for column, items in zip(table.columns, batch, strict=True)
+            ]
             writer.writerows(zip(*cells, strict=True))
             progress(len(batch[0]))
-
-
-def _cells(type: str, items: list[Any]) -> list[Any]:
-    return items if type in ("integer", "real") else list(map(csv_cell, items))
 
 
 def to_json(
@@ -56,20 +55,15 @@ def to_json(
         file.write(f'{about[:-1]},"tables":{{\n')
         for number, table in enumerate(tables):
             file.write(f"{',' if number else ''}{json_text(table.name)}:[\n")
-            _json_rows(context, table, file, progress)
-            file.write("]\n")
+            names = [column.name for column in table.columns]
+            separator = ""
+            for batch in table.batches(context):
+                rows = (json_text(dict(zip(names, row, strict=True))) for row in zip(*batch, strict=True))
+                file.write(separator + ",\n".join(rows))
+                separator = ",\n"
+                progress(len(batch[0]))
+            file.write("\n]\n" if separator else "]\n")
         file.write("}}\n")
-
-
-def _json_rows(context: TableContext, table: Table, file: IO[str], progress: Progress) -> None:
-    names = [column.name for column in table.columns]
-    separator = ""
-    for batch in table.batches(context):
-        rows = (json_text(dict(zip(names, row, strict=True))) for row in zip(*batch, strict=True))
-        file.write(separator + ",\n".join(rows))
-        separator = ",\n"
-        progress(len(batch[0]))
-    file.write("\n" if separator else "")
 
 
 def to_parquet(
@@ -97,7 +91,7 @@ def _array(arrow: Any, items: list[Any], type: Any) -> Any:
         return arrow.array(items, type)
     except (UnicodeError, OverflowError, arrow.ArrowException):
         cells = [storable(item) for item in items]
-        if type == arrow.int64():  # a number that does not fit: the largest that does
+        if type == arrow.int64():  # of an integer that does not fit, the nearest that does
             cells = [None if item is None else int(min(max(item, -_HUGE), _HUGE)) for item in items]
         return arrow.array(cells, type)
 

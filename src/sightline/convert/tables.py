@@ -37,24 +37,16 @@ _TEXT: Final = "text"
 _BOOL: Final = "boolean"
 
 
-def _op(name: str) -> Callable[[TableContext], Array]:
-    return lambda c: getattr(c.raw.ops, name)
-
-
-def _value(name: str) -> Callable[[TableContext], Array]:
-    return lambda c: getattr(c.raw.values, name)
-
-
-def _call(name: str) -> Callable[[TableContext], Array]:
-    return lambda c: getattr(c.raw.calls, name)
-
-
-def _device_names(context: TableContext, rows: Rows) -> list[Any]:
-    return [device_name(device) for device in context.raw.device_work.device[rows].tolist()]
+def _value_meta(context: TableContext) -> Array:
+    return context.raw.values.meta
 
 
 def _meta(read: Callable[[d.TensorMeta], Any]) -> Reader:
-    return lookup(lambda c: c.of_metas(read), _value("meta"))
+    return lookup(lambda c: c.of_metas(read), _value_meta)
+
+
+def _call_module(context: TableContext) -> Array:
+    return context.raw.calls.module
 
 
 def _op_text(context: TableContext, rows: Rows) -> list[Any]:
@@ -73,14 +65,6 @@ def op_inputs(context: TableContext, rows: Rows) -> Lists:
 def op_outputs(context: TableContext, rows: Rows) -> Lists:
     """The values that each op returned."""
     return Lists(context.raw.ops.output_offsets, context.raw.ops.outputs, rows)
-
-
-def _call_inputs(context: TableContext, rows: Rows) -> Lists:
-    return Lists(context.raw.calls.input_offsets, context.raw.calls.inputs, rows)
-
-
-def _call_outputs(context: TableContext, rows: Rows) -> Lists:
-    return Lists(context.raw.calls.output_offsets, context.raw.calls.outputs, rows)
 
 
 def _device_time(column: Callable[[TableContext], Array | None]) -> Reader:
@@ -110,9 +94,9 @@ OPS: Final = Table(
         Column("exclusive_ns", _INT, "host time of the op alone, 0 for a call whose ops are rows: for sums",
                number(lambda c: exclusive_times(c.raw))),
         "duration_ns",
-        Column("exclusive_device_ns", _INT, "what devices spent on the op alone; with time=\"device\"",
+        Column("exclusive_device_ns", _INT, "device time of the op alone; with time=\"device\"",
                _device_time(lambda c: c.index.device_own)),
-        Column("device_ns", _INT, "what devices spent on it and on the ops in it; with time=\"device\"",
+        Column("device_ns", _INT, "device time of the op and of the ops in it; with time=\"device\"",
                _device_time(lambda c: c.index.device_durations)),
         "flops",
         Column("inputs", _TEXT, "tensors it read: f32[2, 8], f32[8]", tensor_lists(op_inputs)),
@@ -133,7 +117,7 @@ VALUES: Final = Table(
     with_stored(
         "values",
         Column("id", _INT, "12 is written $12", row_id),
-        Column("tensor", _TEXT, "f32[2, 8]", lookup(lambda c: c.metas, _value("meta"))),
+        Column("tensor", _TEXT, "f32[2, 8]", lookup(lambda c: c.metas, _value_meta)),
         Column("shape", _TEXT, "[2, 8], as JSON", _meta(lambda meta: str(list(meta.shape)))),
         Column("dtype", _TEXT, "float32", _meta(lambda meta: meta.dtype.removeprefix("torch."))),
         Column("device", _TEXT, "cpu, cuda:0", _meta(lambda meta: meta.device)),
@@ -152,9 +136,9 @@ CALLS: Final = Table(
     with_stored(
         "calls",
         Column("id", _INT, "", row_id),
-        Column("module", _TEXT, "path", lookup(lambda c: c.labels, _call("module"))),
+        Column("module", _TEXT, "path", lookup(lambda c: c.labels, _call_module)),
         Column("type", _TEXT, "class of the module",
-               lookup(lambda c: c.of_modules(lambda module: module.type), _call("module"))),
+               lookup(lambda c: c.of_modules(lambda module: module.type), _call_module)),
         "number", "parent",
         Column("depth", _INT, "0 for a call outside all others",
                lambda c, rows: [c.index.call_depths[row] for row in rows.tolist()]),
@@ -162,11 +146,13 @@ CALLS: Final = Table(
         Column("exclusive_ns", _INT, "host time without the calls in it: for sums",
                number(lambda c: exclusive_call_times(c.raw))),
         "duration_ns",
-        Column("device_ns", _INT, "what devices spent on its ops; with time=\"device\"",
+        Column("device_ns", _INT, "device time of its ops; with time=\"device\"",
                _device_time(lambda c: c.index.call_device_durations)),
         "first_op", "end_op",
-        Column("inputs", _TEXT, "tensors it was given", tensor_lists(_call_inputs)),
-        Column("outputs", _TEXT, "tensors it returned", tensor_lists(_call_outputs)),
+        Column("inputs", _TEXT, "tensors it was given",
+               tensor_lists(lambda c, rows: Lists(c.raw.calls.input_offsets, c.raw.calls.inputs, rows))),
+        Column("outputs", _TEXT, "tensors it returned",
+               tensor_lists(lambda c, rows: Lists(c.raw.calls.output_offsets, c.raw.calls.outputs, rows))),
         Column("file", _TEXT, "where it was called, outside torch",
                lookup(lambda c: c.files, lambda c: c.call_lines)),
         Column("line", _INT, "", lookup(lambda c: c.lines, lambda c: c.call_lines)),
@@ -175,15 +161,17 @@ CALLS: Final = Table(
 )  # fmt: skip
 
 
+def _owners(offsets: Array, rows: Rows) -> Array:
+    """The list that each row of a flat column belongs to."""
+    return np.searchsorted(offsets, rows, side="right") - 1
+
+
 def _linked(name: str, about: str, owner: str, of: Callable[[TableContext], Any], side: str) -> Table:
     """A row for each tensor that went into, or came out of, an op or a module call."""
 
-    def owners(context: TableContext, rows: Rows) -> Array:
-        return np.searchsorted(getattr(of(context), f"{side}_offsets"), rows, side="right") - 1
-
     def positions(context: TableContext, rows: Rows) -> list[Any]:
         offsets = getattr(of(context), f"{side}_offsets")
-        items: list[Any] = (rows - offsets[owners(context, rows)]).tolist()
+        items: list[Any] = (rows - offsets[_owners(offsets, rows)]).tolist()
         return items
 
     return Table(
@@ -191,17 +179,12 @@ def _linked(name: str, about: str, owner: str, of: Callable[[TableContext], Any]
         about,
         (
             Column(owner, _INT, f"→ {'ops' if owner == 'op' else 'module_calls'}.id",
-                   lambda c, rows: owners(c, rows).tolist()),
+                   lambda c, rows: _owners(getattr(of(c), f"{side}_offsets"), rows).tolist()),
             Column("position", _INT, f"which of its {side}s, from 0", positions),
             Column("value", _INT, "→ values.id", number(lambda c: getattr(of(c), f"{side}s"))),
         ),
         lambda c: len(getattr(of(c), f"{side}s")),
     )  # fmt: skip
-
-
-def _reader(context: TableContext, rows: Rows) -> list[Any]:
-    ops: list[Any] = (np.searchsorted(context.raw.ops.input_offsets, rows, side="right") - 1).tolist()
-    return ops
 
 
 EDGES: Final = Table(
@@ -210,8 +193,9 @@ EDGES: Final = Table(
     (
         Column("source", _INT, "→ ops.id, the op that made it; null for what came from outside",
                reference(lambda c: c.edge_sources)),
-        Column("value", _INT, "→ values.id", number(_op("inputs"))),
-        Column("target", _INT, "→ ops.id, the op that read it", _reader),
+        Column("value", _INT, "→ values.id", number(lambda c: c.raw.ops.inputs)),
+        Column("target", _INT, "→ ops.id, the op that read it",
+               lambda c, rows: _owners(c.raw.ops.input_offsets, rows).tolist()),
     ),
     lambda c: len(c.raw.ops.inputs),
 )  # fmt: skip
@@ -232,10 +216,11 @@ DEVICE_WORK: Final = Table(
     with_stored(
         "device_work",
         Column("id", _INT, "", row_id),
-        Column("op", _INT, "→ ops.id, the innermost op that asked for it; null where none did",
+        Column("op", _INT, "→ ops.id, the innermost op that launched it; null without one",
                reference(lambda c: c.index.device_work_ops)),
         "name", "kind",
-        Column("device", _TEXT, "cuda:0", _device_names),
+        Column("device", _TEXT, "cuda:0",
+               lambda c, rows: list(map(device_name, c.raw.device_work.device[rows].tolist()))),
     ),
     lambda c: len(c.raw.device_work),
 )  # fmt: skip
@@ -338,17 +323,15 @@ STEPS: Final = Table(
 )
 
 
-def _fingerprints(context: TableContext, rows: Rows) -> list[Any]:
-    return [f"{bits:016x}" if bits else None for bits in context.raw.stats.fingerprint[rows].tolist()]
-
-
 STATS: Final = Table(
     "stats",
     ABOUT["stats"],
     with_stored(
         "stats",
         *"value min max mean std l2 zeros nans infs".split(),
-        Column("fingerprint", _TEXT, "64 bits in hexadecimal; null where none was taken", _fingerprints),
+        Column("fingerprint", _TEXT, "64 bits in hexadecimal; null where none was taken",
+               lambda c, rows: [f"{bits:016x}" if bits else None
+                                for bits in c.raw.stats.fingerprint[rows].tolist()]),
     ),
     lambda c: len(c.raw.stats),
 )  # fmt: skip

@@ -1,8 +1,8 @@
-"""The recording as slices on tracks: what ran when, each slice inside the one it ran in.
+"""The recording as slices on tracks, each inside the one it ran in.
 
 Starts are on the clock of the run, but durations leave the recorder's own time out, so an op would end before
-those inside it. A slice therefore lasts as long as was measured, or until the last one inside it ends. What
-still overlaps is cut: on a track, any two slices are nested or apart.
+those inside it. A slice therefore lasts as long as was measured, or until the last one inside it ends. Slices
+that still overlap are cut: on a track, any two slices are nested or apart.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class DeviceSlices:
-    """What devices ran, stream by stream in the order it began."""
+    """The work of devices, stream by stream in the order it began."""
 
     streams: list[tuple[int, int]]  #: device and number of each
     id: I64  #: into ``device_work``
@@ -59,7 +59,7 @@ class DeviceSlices:
 
 
 def device_slices(data: TraceData) -> DeviceSlices:
-    """What devices ran as slices; on a stream each ends at the latest where the next one begins."""
+    """The work of devices as slices; on a stream each ends at the latest where the next one begins."""
     work = data.device_work
     pairs = np.stack([work.device.astype(np.int64), work.stream.astype(np.int64)], axis=1)
     streams, lane = np.unique(pairs, axis=0, return_inverse=True)
@@ -75,7 +75,16 @@ def device_slices(data: TraceData) -> DeviceSlices:
 def host_slices(data: TraceData) -> Slices:
     """Every module call and op as a slice; on each thread they nest."""
     ops, calls = data.ops, data.calls
-    call_end, op_end = _ends(data)
+    # Calls and ops end after everything that ran inside them.
+    op_end = clock(ops.start) + clock(ops.duration)
+    call_end = clock(calls.start) + clock(calls.duration)
+    _pass_up(op_end, ops.parent)
+    at = np.flatnonzero(ops.call >= 0)
+    call = ops.call[at]
+    # A backward op has the call of its forward op, but did not run in it.
+    at = at[(at >= calls.first_op[call]) & (at < calls.end_op[call])]
+    np.maximum.at(call_end, ops.call[at], op_end[at])
+    _pass_up(call_end, calls.parent)
     kind = np.concatenate([np.full(len(calls), CALL), np.where(ops.level == LEVELS.index("api"), API, ATEN)])
     id = np.concatenate([np.arange(len(calls)), np.arange(len(ops))])
     start = np.concatenate([clock(calls.start), clock(ops.start)])
@@ -90,23 +99,8 @@ def host_slices(data: TraceData) -> Slices:
     return slices
 
 
-def _ends(data: TraceData) -> tuple[I64, I64]:
-    """When calls and ops ended at the earliest: after everything that ran inside them."""
-    ops, calls = data.ops, data.calls
-    op_end = clock(ops.start) + clock(ops.duration)
-    call_end = clock(calls.start) + clock(calls.duration)
-    _pass_up(op_end, ops.parent)
-    ids = np.arange(len(ops))
-    at = np.flatnonzero(ops.call >= 0)
-    call = ops.call[at]
-    # A backward op has the call of its forward op, but did not run in it.
-    at = at[(ids[at] >= calls.first_op[call]) & (ids[at] < calls.end_op[call])]
-    np.maximum.at(call_end, ops.call[at], op_end[at])
-    _pass_up(call_end, calls.parent)
-    return call_end, op_end
-
-
 def _pass_up(end: I64, parent: I32) -> None:
+    """Move the ends of parents to those of their children or later."""
     inner = np.flatnonzero(parent >= 0)
     for _ in range(_PASSES):
         inner = inner[end[parent[inner]] < end[inner]]
@@ -200,7 +194,7 @@ def steps(infos: Sequence[StepInfo]) -> list[TrackSpan]:
 
 
 def _runs(keys: NDArray[Any]) -> Sequence[tuple[int, int]]:
-    """Runs of equal keys: (first, end) of each."""
+    """The runs of equal keys: (first, end) of each."""
     if not len(keys):
         return []
     bounds = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(keys)]

@@ -23,7 +23,7 @@ _PLURALS: Final = {"kernel": "kernels", "copy": "copies", "fill": "fills"}
 
 
 class DeviceUsage(NamedTuple):
-    """How one device spent the run; all times in ns."""
+    """The time that one device was busy and idle in a run, in ns."""
 
     device: int
     total: int  #: from the start of the recording to its end, or to the end of the last work
@@ -57,11 +57,14 @@ def work_owners(data: d.TraceData) -> d.I32:
     """
     work, ops = data.device_work, data.ops
     best = np.full(len(work), -1, dtype=np.int32)
-    ends = _ends(data)
+    ends = ops.start + ops.duration + _SLACK
+    inner = np.flatnonzero(ops.parent >= 0)
+    # An API call ends after the ops it ran: their recording is not in its duration.
+    np.maximum.at(ends, ops.parent[inner], ends[inner].copy())
     for thread in np.unique(ops.thread) if len(work) else ():
-        mine = np.flatnonzero(ops.thread == thread)
-        mine = mine[np.argsort(ops.start[mine], kind="stable")]
-        start, end = ops.start[mine], ends[mine]
+        ids = np.flatnonzero(ops.thread == thread)
+        ids = ids[np.argsort(ops.start[ids], kind="stable")]
+        start, end = ops.start[ids], ends[ids]
         at = np.searchsorted(start, work.launch, side="right") - 1
         for _ in range(_DEEPEST):
             outside = (at >= 0) & (end[at] < work.launch)
@@ -69,20 +72,10 @@ def work_owners(data: d.TraceData) -> d.I32:
                 break
             at[outside] -= 1
         inside = (at >= 0) & (end[at] >= work.launch)
-        op = np.where(inside, mine[at], -1)
+        op = np.where(inside, ids[at], -1)
         later = inside & ((best < 0) | (ops.start[op] > ops.start[best]))
         best[later] = op[later]
     return best
-
-
-def _ends(data: d.TraceData) -> d.I64:
-    """When ops ended: an API call not before the ops it ran, whose recording is not in its duration."""
-    ops = data.ops
-    ends = ops.start + ops.duration + _SLACK
-    inner = np.flatnonzero(ops.parent >= 0)
-    own = ends[inner].copy()
-    np.maximum.at(ends, ops.parent[inner], own)
-    return ends
 
 
 def own_durations(data: d.TraceData, owner: d.I32) -> d.I64:
@@ -102,14 +95,14 @@ def inclusive_durations(data: d.TraceData, own: d.I64) -> d.I64:
 
 
 def device_usage(data: d.TraceData) -> list[DeviceUsage]:
-    """How each device spent the run; with ``last=`` the recorded part of it."""
+    """The usage of each device during the run; with ``last=`` during the recorded part of it."""
     work = data.device_work
     first = int(data.ops.start[0]) if data.info.get("dropped") and len(data.ops) else 0
     usage = []
     for device in np.unique(work.device).tolist():
-        mine = np.flatnonzero(work.device == device)
-        start, launch = work.start[mine], work.launch[mine]
-        end = start + work.duration[mine]
+        rows = np.flatnonzero(work.device == device)
+        start, launch = work.start[rows], work.launch[rows]
+        end = start + work.duration[rows]
         order = np.argsort(start, kind="stable")
         start, end, launch = start[order], end[order], launch[order]
         begin, last = min(first, int(start[0])), int(end.max())
@@ -118,14 +111,14 @@ def device_usage(data: d.TraceData) -> list[DeviceUsage]:
         waiting = np.clip(launch - before, 0, idle)
         until = max(int(data.info.get("duration_ns") or 0), last)
         waited = int(waiting.sum()) + until - last  # after the last work the host launches nothing
-        ran, streams = last - begin - int(idle.sum()), len(np.unique(work.stream[mine]))
+        ran, streams = last - begin - int(idle.sum()), len(np.unique(work.stream[rows]))
         usage.append(DeviceUsage(device, until - begin, ran, waited, int((end - start).sum()), streams))
     return usage
 
 
 @dataclass(frozen=True)
 class DeviceSummary:
-    """What devices did in a recording that has device time."""
+    """The work of all devices in a recording that has device time."""
 
     work: DeviceWorkColumns
     unowned: int  #: ns of work that no recorded op launched
@@ -155,7 +148,7 @@ class DeviceSummary:
 
 
 def device_summary(index: Index) -> DeviceSummary | None:
-    """How devices were used; None where device time was not recorded."""
+    """The summary of a recording's device time; None where that was not recorded."""
     if index.device_own is None:
         return None
     work = index.raw.device_work
@@ -169,7 +162,7 @@ def device_name(device: int) -> str:
 
 
 def busy_text(each: DeviceUsage) -> str:
-    """How a device spent the run, with idle time and overlapping streams where there are any.
+    """The usage of a device as text, with idle time and overlapping streams where there are any.
 
     >>> busy_text(DeviceUsage(0, 100_000_000, 71_000_000, 24_000_000, 74_000_000, 2))
     'busy 71 %, waiting for the host 24 %, between kernels 5 %; 2 streams overlap by 3.00 ms'
@@ -177,7 +170,7 @@ def busy_text(each: DeviceUsage) -> str:
     parts = [("busy", each.busy), ("waiting for the host", each.waiting)]
     if round(100 * each.pending / max(each.total, 1)):
         parts.append(("between kernels", each.pending))
-    text = ", ".join(f"{what} {100 * time / max(each.total, 1):.0f} %" for what, time in parts)
+    text = ", ".join(f"{label} {100 * time / max(each.total, 1):.0f} %" for label, time in parts)
     if each.streams > 1:
         over = f"overlap by {time_text(each.overlap)}" if each.overlap else "never overlap"
         text += f"; {each.streams} streams {over}"

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """How the elements of one dtype are stored."""
+    """The storage of the elements of one dtype."""
 
     itemsize: int
     stored: str  #: the name in a safetensors file, one that every version of the format has

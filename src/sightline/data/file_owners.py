@@ -1,4 +1,4 @@
-"""Who owns a source file: torch, Python, another installed package or the user; names of notebook cells."""
+"""Owners of source files: torch, Python, another installed package or the user; names of notebook cells."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _folders(file: str) -> tuple[str, ...]:
 
 @cache
 def _torch_folders() -> tuple[str, ...]:
-    """Where torch is installed, if it is; this does not import it."""
+    """The folders that torch is installed in, if it is; this does not import it."""
     try:
         spec = find_spec("torch")
     except (ImportError, ValueError):
@@ -111,8 +111,15 @@ def cell_name(file: str) -> str:
     >>> cell_name("<ipython-input-2-0123456789ab>"), cell_name("net.py")
     ('In[2]', 'net.py')
     """
-    cell = _ipython_name(file)
-    if cell is None:
+    match = _INPUT.fullmatch(file)
+    cell = f"In[{match[1]}]" if match else ""
+    ipython: Any = sys.modules.get("IPython")
+    with suppress(Exception):  # another version, or still being imported
+        shell = ipython and ipython.get_ipython()
+        kind_and_name = shell and shell.compile.format_code_name(file)
+        if kind_and_name and isinstance(kind_and_name[1], str) and kind_and_name[1].startswith("In["):
+            cell = kind_and_name[1]
+    if not cell:
         return file
     name, number = cell, 1
     while _files.setdefault(name, file) != file:  # a cell that is not in the history has a number too
@@ -124,14 +131,3 @@ def cell_name(file: str) -> str:
 def cell_file(name: str) -> str:
     """The file name that a cell was compiled under; any other name is returned unchanged."""
     return _files.get(name, name)
-
-
-def _ipython_name(file: str) -> str | None:
-    ipython: Any = sys.modules.get("IPython")
-    with suppress(Exception):  # another version, or still being imported
-        shell = ipython and ipython.get_ipython()
-        kind_and_name = shell and shell.compile.format_code_name(file)
-        if kind_and_name and isinstance(kind_and_name[1], str) and kind_and_name[1].startswith("In["):
-            return str(kind_and_name[1])
-    match = _INPUT.fullmatch(file)
-    return None if match is None else f"In[{match[1]}]"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sightline.data import trace_data as d
+from sightline.data.arrays import offsets_of
 from sightline.data.device_time import inclusive_durations, is_timed, own_durations, work_owners
 from sightline.data.file_owners import torch_file
 from sightline.data.forms import SLOT, map_leaves
@@ -122,7 +123,7 @@ class Index:
 
     @cached_property
     def device_work_ops(self) -> d.I32:
-        """The op that launched each piece of device work; -1 where none did."""
+        """The op that launched each piece of device work; -1 where that op was not recorded."""
         return work_owners(self.raw)
 
     @cached_property
@@ -212,17 +213,14 @@ class Index:
 
 
 def _rows_by_owner(owners: d.I32, size: int) -> tuple[d.I64, d.I32]:
-    """The rows of each owner, as `_group`; -1 in ``owners`` stands for none."""
+    """The rows of each owner, as `_group`; rows with the owner -1 are left out."""
     rows = np.flatnonzero(owners >= 0).astype(np.int32)
     return _group(owners[rows], rows, size)
 
 
 def _group(keys: d.I32, items: d.I32, size: int) -> tuple[d.I64, d.I32]:
     """Items grouped by key: ``size + 1`` offsets, and the items in stable key order."""
-    order = np.argsort(keys, kind="stable")
-    offsets = np.zeros(size + 1, dtype=np.int64)
-    np.cumsum(np.bincount(keys, minlength=size), out=offsets[1:])
-    return offsets, items[order]
+    return offsets_of(np.bincount(keys, minlength=size)), items[np.argsort(keys, kind="stable")]
 
 
 def _rows_by_key(column: d.I32) -> dict[int, list[int]]:

@@ -16,7 +16,7 @@ NAN, INF = 1, 2
 
 
 def new_states(outputs: int, inputs: int, requested: int = 0) -> int:
-    """What an op made itself: a NaN out of inputs without one, an infinity out of finite inputs.
+    """The states that an op made itself: a NaN out of inputs without one, an infinity out of finite inputs.
 
     ``requested`` is in its plain arguments, as in ``masked_fill(mask, -inf)``.
 

@@ -1,4 +1,4 @@
-"""What ran beside the recorded ops: compiled code, and modules on other threads. One sentence for each.
+"""Code that ran unrecorded beside the ops: compiled, or on other threads. One sentence for each.
 
 The sentences are for every view that would otherwise leave these out in silence, live ones too.
 """

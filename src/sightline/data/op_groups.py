@@ -1,4 +1,4 @@
-"""Operators as they are written, and ops grouped by what they do to the numbers of a tensor.
+"""Operators as they are written, and ops grouped by their effect on the numbers of a tensor.
 
 Names of aten ops are without their overload: ``view``, ``slice``.
 """

@@ -55,7 +55,7 @@ class ValueProperties(Row):
 
     @property
     def kind(self) -> str:
-        """What it is to the model."""
+        """Its role in the model."""
         return KINDS[self._data.raw.values.kind[self.id]]
 
     @property
@@ -108,7 +108,7 @@ class OpProperties(Row):
 
     @property
     def phase(self) -> str:
-        """What it was part of; recompute: of a checkpoint."""
+        """The phase it ran in; recompute: of a checkpoint."""
         return PHASES[self._data.raw.ops.phase[self.id]]
 
     @property
@@ -218,7 +218,7 @@ class ModuleCallProperties(Row):
 
     @property
     def phase(self) -> str:
-        """What it was part of."""
+        """The phase it ran in."""
         return PHASES[self._data.raw.calls.phase[self.id]]
 
     @property

@@ -1,6 +1,6 @@
 """The rows of a recording: ops, values, module calls, steps, modules, frames, read from columns on demand.
 
-What a column of the schema holds is a property in `row_properties`; here is what is worked out from several.
+Each column of the schema is a property in `row_properties`; properties derived from several are here.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Frame(FrameProperties, table="frames"):
 
 
 class Module(Row, table="modules"):
-    """A module of the model: its path, class and what it owns."""
+    """A module of the model: its path, its class, its parameters."""
 
     __slots__ = ()
 
@@ -176,7 +176,7 @@ class Value(ValueProperties, table="values"):
 
     @property
     def slot(self) -> int:
-        """Which output of its producer; -1 where an op changed another value that shares its memory."""
+        """Its index among its producer's outputs; -1 where an op changed another value in the same memory."""
         return int(self._data.raw.values.slot[self.id])
 
     @property
@@ -246,7 +246,7 @@ class Op(OpProperties, table="ops"):
 
 
 class ModuleCall(ModuleCallProperties, table="calls"):
-    """One call of a module: what went in, what came out, and what ran inside."""
+    """One call of a module: its inputs, its outputs, and the ops that ran inside."""
 
     __slots__ = ()
 

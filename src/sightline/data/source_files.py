@@ -39,9 +39,15 @@ class SourceFiles:
         self._split: dict[str, list[str]] = {}
 
     def lines(self, file: str) -> list[str]:
-        """The lines of a file, each with its newline."""
+        """The lines of a file, each with its newline; of a removed file the lines in `linecache`."""
         if self.texts is None:
-            return _file_lines(file)
+            file = cell_file(file)
+            try:
+                if os.path.exists(file):
+                    linecache.checkcache(file)  # else an edited file would keep its first text
+                return linecache.getlines(file)
+            except (OSError, ValueError):  # not a possible file name
+                return []
         lines = self._split.get(file)
         if lines is None:
             lines = self._split[file] = _split(self.texts[file]) if file in self.texts else []
@@ -58,7 +64,7 @@ class SourceFiles:
 
 
 def indent_of(line: str) -> int:
-    """How many bytes of white space a line begins with; columns include them.
+    """The bytes of white space that a line begins with; columns include them.
 
     >>> indent_of("    x = 1"), indent_of("\u3000x = 1")
     (4, 3)
@@ -78,17 +84,6 @@ def syntax_tree(text: str) -> ast.Module | None:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # not Python, or too deep for the parser
         return None
-
-
-def _file_lines(file: str) -> list[str]:
-    """The lines of a file as it is now; of one that was removed, what `linecache` has."""
-    file = cell_file(file)
-    try:
-        if os.path.exists(file):
-            linecache.checkcache(file)  # else an edited file would keep its first text
-        return linecache.getlines(file)
-    except (OSError, ValueError):  # not a possible file name
-        return []
 
 
 def _split(text: str) -> list[str]:

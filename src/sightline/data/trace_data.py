@@ -84,7 +84,7 @@ KIND: Final = {name: number for number, name in enumerate(KINDS)}  #: the positi
 FROM_PYTHON, FROM_TORCH, FROM_CPP = range(3)
 
 
-#: Quantized dtypes with several elements in what torch calls an item.
+#: Quantized dtypes with several elements in one item of torch.
 _PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
 
 
@@ -210,7 +210,7 @@ class StepInfo:
     duration: int
 
 
-#: What a captured tensor is: input or output of a module call, result of an op, spied, or a gradient.
+#: The roles of a captured tensor: input or output of a module call, result of an op, spied, or a gradient.
 ROLES: Final = ("input", "output", "op", "spy", "gradient")
 
 

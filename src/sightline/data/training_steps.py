@@ -35,9 +35,8 @@ _FORWARD, _BACKWARD, _OPTIMIZER = (PHASES.index(name) for name in ("forward", "b
 _WEIGHTS = tuple(map(KINDS.index, ("parameter", "buffer", "state")))
 _PARAMETER = KINDS.index("parameter")
 _LONGEST: Final = 1 << 51  #: nanoseconds
-_PAUSE: Final = (
-    50_000_000  #: nanoseconds in which no batch is prepared: an optimizer is built, a file is read
-)
+#: Nanoseconds in which no batch is prepared: an optimizer is built, a file is read.
+_PAUSE: Final = 50_000_000
 #: The op of a gradient scaler at the end of each step, whether the optimizer stepped or not.
 SCALER_UPDATE: Final = "_amp_update_scale_"
 
@@ -118,8 +117,8 @@ class _StepDetector:
                 yield self._with_times(0, 0, call, ending.end_call, ending.time)
                 call = ending.end_call
                 continue
-            start = self._start(first, ending.end_op, None if at else again, single=len(ends) == 1)
-            end = self._end(start, ending.end_op, limit)
+            start = self._first_op(first, ending.end_op, None if at else again, single=len(ends) == 1)
+            end = self._end_op(start, ending.end_op, limit)
             calls = self._data.calls.first_op
             first_call = max(call, int(np.searchsorted(calls, start)))
             call = max(first_call, int(np.searchsorted(calls, end)))
@@ -144,8 +143,13 @@ class _StepDetector:
             for step in map(_clip_times, self._data.steps)
             if step.name == OPTIMIZER_STEP and not _inside(step.first_op, step.end_op, self._named)
         ]
+        ops, values = self._data.ops, self._data.values
         for mark in marks:
-            mark.weights = self._weights_read(mark.first_op, mark.end_op)
+            offsets = ops.input_offsets[mark.first_op : mark.end_op + 1]
+            reads = ops.inputs[offsets[0] : offsets[-1]]
+            readers = np.repeat(ops.phase[mark.first_op : mark.end_op], np.diff(offsets))
+            weights = reads[(values.kind[reads] == _PARAMETER) & (readers == _OPTIMIZER)]
+            mark.weights = set(values.storage[weights].tolist())
         skipped = [
             each
             for each in self._skipped_steps(marks)
@@ -161,14 +165,6 @@ class _StepDetector:
                 merged[-1] = ending
         return merged
 
-    def _weights_read(self, first: int, end: int) -> set[int]:
-        """The storages of the weights that an optimizer read."""
-        ops, values = self._data.ops, self._data.values
-        reads = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
-        readers = np.repeat(ops.phase[first:end], np.diff(ops.input_offsets[first : end + 1]))
-        weights = reads[(values.kind[reads] == _PARAMETER) & (readers == _OPTIMIZER)]
-        return set(values.storage[weights].tolist())
-
     def _skipped_steps(self, marks: Sequence[_StepEnd]) -> Iterator[_StepEnd]:
         """Updates of a gradient scaler after a backward pass without an optimizer's step."""
         ops = self._data.ops
@@ -181,10 +177,10 @@ class _StepDetector:
                 yield _StepEnd(op, op + 1, call, int(ops.start[op] + ops.duration[op]))
             before = op
 
-    def _end(self, start: int, end: int, limit: int) -> int:
-        """The end with the ops after the optimizer that read results of the step: ``loss.item()``.
+    def _end_op(self, start: int, end: int, limit: int) -> int:
+        """The end of a step, with the ops after the optimizer that read its results: ``loss.item()``.
 
-        Between them averages of weights may be taken.
+        Ops between them may take averages of weights.
         """
         ops, values, at = self._data.ops, self._data.values, end
         while at < limit and ops.phase[at] == _FORWARD and ops.call[at] < 0:
@@ -192,29 +188,25 @@ class _StepDetector:
             own = (values.producer[reads] >= start) & (values.producer[reads] < end)
             if (own & ~np.isin(values.kind[reads], _WEIGHTS)).any() or start <= ops.parent[at] < end:
                 end = at + 1
-            elif not len(reads) or self._has_gradient(at):  # of the next step
-                break
+            else:
+                outputs = ops.outputs[ops.output_offsets[at] : ops.output_offsets[at + 1]]
+                if not len(reads) or (values.flags[outputs] & REQUIRES_GRAD).any():  # of the next step
+                    break
             at += 1
         return end
 
-    def _has_gradient(self, op: int) -> bool:
-        """Whether a gradient will be computed for a result of an op."""
-        ops = self._data.ops
-        outputs = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]]
-        return bool((self._data.values.flags[outputs] & REQUIRES_GRAD).any())
-
     # -- where they begin --------------------------------------------------------------------------------
 
-    def _start(self, first: int, end: int, frames: set[int] | None, *, single: bool) -> int:
+    def _first_op(self, first: int, end: int, frames: set[int] | None, *, single: bool) -> int:
         """The first op of a step that ends at ``end`` and begins at ``first`` at the earliest.
 
-        Of what the first step reads, only ops in the frames of later steps are its own: before it comes what
-        the program does once. A single step begins after the last pause.
+        Of the ops that the first step reads from, only those in the frames of later steps are its own: the
+        program does the others once, before it. A single step begins after the last pause.
         """
         ops, calls = self._data.ops, self._data.calls
         linked = ops.forward[first:end][ops.phase[first:end] == _BACKWARD]
         linked = linked[linked >= first]
-        if not len(linked):  # without dispatcher ops: what the loss was computed from
+        if not len(linked):  # without dispatcher ops: those that the loss was computed from
             linked = self._ancestors(first, end)
         if len(linked):
             at = self._outermost(int(linked.min()))
@@ -242,13 +234,14 @@ class _StepDetector:
             number for number, name in enumerate(self._data.names) if bare_name(name, "api") == "backward"
         ]
         waiting = (first + np.flatnonzero(np.isin(ops.name[first:end], backwards))).tolist()
-        found: set[int] = set()
+        ancestors: set[int] = set()
         while waiting:
             inputs = ops.inputs_of(waiting.pop())
             makers = {int(values.producer[value]) for value in inputs if values.kind[value] not in _WEIGHTS}
-            waiting += [maker for maker in makers - found if maker >= first]
-            found |= {maker for maker in makers if maker >= first}
-        return np.array(sorted(found), dtype=np.int64)
+            new = {maker for maker in makers if maker >= first} - ancestors
+            waiting += new
+            ancestors |= new
+        return np.array(sorted(ancestors), dtype=np.int64)
 
     def _outermost(self, op: int) -> int:
         """The first op of the outermost module call around an op.

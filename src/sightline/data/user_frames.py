@@ -74,9 +74,9 @@ def user_frame(op: Op) -> Frame | None:
 
 
 def first_user_index(files: Iterable[str]) -> int:
-    """Where a chain of frames, outermost first, reaches the user's code; 0 if it never does.
+    """The position where a chain of frames, outermost first, reaches the user's code; 0 if it never does.
 
-    What is further out is a test runner, a notebook or a thread.
+    The frames further out are of a test runner, a notebook or a thread.
 
     >>> first_user_index(["/lib/python3.12/threading.py", "/home/me/net.py", "/lib/site-packages/lib/a.py"])
     1
@@ -96,15 +96,15 @@ def op_frames(data: TraceData, ids: I64 | None = None) -> I32:
     if not len(own):
         return own
     forward = ops.forward[ids]
-    theirs = ops.frame[np.maximum(forward, 0)]
-    linked = (forward >= 0) & (ops.phase[ids] == PHASES.index("backward")) & (theirs >= 0)
+    of_forward = ops.frame[np.maximum(forward, 0)]
+    linked = (forward >= 0) & (ops.phase[ids] == _BACKWARD) & (of_forward >= 0)
     at = np.flatnonzero(linked)
     # Ops of one frame and thread have one answer.
     keys = own[at].astype(np.int64) * 256 + ops.thread[ids[at]]
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
     in_user_code = [user_frame_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
     linked[at] = ~np.array(in_user_code, dtype=np.bool_)[group]
-    return np.where(linked, theirs, own)
+    return np.where(linked, of_forward, own)
 
 
 def user_frames(data: TraceData) -> I32:
@@ -122,8 +122,7 @@ def user_frames(data: TraceData) -> I32:
 class FrameChains:
     """The visible part of every frame's stack, derived once per frame.
 
-    ``hidden`` says whether a file is left out; ``hidden_frames`` is a mask of further frames to leave
-    out.
+    ``hidden`` says whether a file is left out; ``hidden_frames`` is a mask of further frames to leave out.
     """
 
     data: TraceData
@@ -151,19 +150,14 @@ class FrameChains:
         """The ids of the visible frames that led to this one, outermost first, from the user's code on."""
         chain = self._trimmed.get(frame)
         if chain is None:
-            chain = self._full_chain(frame)
+            full, at = self._full, frame
+            path: list[int] = []
+            while at not in full:
+                path.append(at)
+                at = int(self.data.frames.parent[at])
+            chain = full[at]
+            for each in reversed(path):
+                chain = full[each] = (*chain, each) if self._visible[each] else chain
             codes, code = self.data.codes, self.data.frames.code
             chain = self._trimmed[frame] = chain[first_user_index(codes[code[each]].file for each in chain) :]
-        return chain
-
-    def _full_chain(self, frame: int) -> tuple[int, ...]:
-        cache = self._full
-        parents, visible = self.data.frames.parent, self._visible
-        path: list[int] = []
-        while frame not in cache:
-            path.append(frame)
-            frame = int(parents[frame])
-        chain = cache[frame]
-        for each in reversed(path):
-            chain = cache[each] = (*chain, each) if visible[each] else chain
         return chain

@@ -1,6 +1,6 @@
 """The invariants of a recording, which `validate` checks.
 
-- every table can be read completely: what is on disk is what was written
+- every table can be read completely
 - every id points at a row, and every one-to-many column fits its offsets
 - module calls nest: a child lies inside its parent, in time, in ops and in order
 - the order is topological: a value is made before it is read, a version comes after the one it replaces
@@ -72,25 +72,21 @@ def validate(data: TraceData) -> Report:
 
 
 def contradictions(data: TraceData) -> list[str]:
-    """How the tables of a recording contradict each other, in half a sentence each."""
-    _read_all(data)
+    """The contradictions between the tables of a recording, in half a sentence each."""
+    for table in fields(data):  # a loaded recording decodes and checks each column on first use
+        columns = getattr(data, table.name)
+        for column in fields(columns) if is_dataclass(columns) else ():
+            getattr(columns, column.name)
     faults = _Faults()
     _check_references(data, faults)
     if not faults.texts:  # the rest reads through references
         _check_nesting(data, faults)
-        _check_order(data, faults)
         _check_producers(data, faults)
         _check_dtypes(data, faults)
-        _check_device_work(data, faults)
+        work = data.device_work
+        faults.add(work.duration < 0, "device work {} ends before it begins")
+        faults.add(work.launch > work.start, "device work {} begins before the host launched it")
     return faults.texts
-
-
-def _read_all(data: TraceData) -> None:
-    """Read every column and table; a loaded recording decodes and checks each on first use."""
-    for table in fields(data):
-        columns = getattr(data, table.name)
-        for column in fields(columns) if is_dataclass(columns) else ():
-            getattr(columns, column.name)
 
 
 def _check_references(data: TraceData, faults: _Faults) -> None:
@@ -100,7 +96,7 @@ def _check_references(data: TraceData, faults: _Faults) -> None:
             size = len(declared.meaning.choices) or len(getattr(data, declared.meaning.target))
             faults.add((column < declared.lowest) | (column >= size), f"{declared.label} {{}} points nowhere")
     ops, calls = data.ops, data.calls
-    for what, offsets, flat, rows in (
+    for lists, offsets, flat, rows in (
         ("op inputs", ops.input_offsets, ops.inputs, len(ops)),
         ("op outputs", ops.output_offsets, ops.outputs, len(ops)),
         ("call inputs", calls.input_offsets, calls.inputs, len(calls)),
@@ -112,7 +108,7 @@ def _check_references(data: TraceData, faults: _Faults) -> None:
             or offsets[-1] != len(flat)
             or (np.diff(offsets) < 0).any()
         ):
-            faults.texts.append(f"the {what} do not fit their offsets")
+            faults.texts.append(f"the {lists} do not fit their offsets")
 
 
 def _check_nesting(data: TraceData, faults: _Faults) -> None:
@@ -136,7 +132,8 @@ def _check_nesting(data: TraceData, faults: _Faults) -> None:
     faults.add(wrong, "op {} is not inside the API call it names")
 
 
-def _check_order(data: TraceData, faults: _Faults) -> None:
+def _check_producers(data: TraceData, faults: _Faults) -> None:
+    """Values are made before they are read, and each is made by an op or has a kind that says otherwise."""
     ops, values = data.ops, data.values
     readers = np.repeat(np.arange(len(ops)), np.diff(ops.input_offsets))
     makers = values.producer[ops.inputs]
@@ -154,23 +151,12 @@ def _check_order(data: TraceData, faults: _Faults) -> None:
     aten = (ops.level[writers] == 1) & (values.producer[ops.outputs] > writers)
     early[writers[aten]] = True
     faults.add(early, "op {} returns a value that is made later")
-
-
-def _check_producers(data: TraceData, faults: _Faults) -> None:
-    values = data.values
     needs_producer = np.isin(values.kind, [KINDS.index("activation"), KINDS.index("gradient")])
     # A named gradient may be older than the block: an optimizer read it first.
     lost = needs_producer & (values.producer < 0) & (values.base < 0)
     lost &= (values.previous < 0) & (values.name < 0)
-    if data.info.get("ops") in ("none", "api"):  # ops between the recorded calls are missing
-        return
-    faults.add(lost, "value {} is said to be made in the block, but by no op")
-
-
-def _check_device_work(data: TraceData, faults: _Faults) -> None:
-    work = data.device_work
-    faults.add(work.duration < 0, "device work {} ends before it begins")
-    faults.add(work.launch > work.start, "device work {} begins before the host asked for it")
+    if data.info.get("ops") not in ("none", "api"):  # else ops between the recorded calls are missing
+        faults.add(lost, "value {} has a kind that an op of the block makes, but no op made it")
 
 
 def _check_dtypes(data: TraceData, faults: _Faults) -> None:

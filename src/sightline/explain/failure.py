@@ -18,8 +18,8 @@ from sightline.explain.failure_causes import advice, cause_lines, numbers_origin
 from sightline.explain.out_of_memory import out_of_memory_lines
 
 _MAX_CHANGES: Final = 8  # that a note lists
-_LAST_OPS: Final = 50  # among which the failing one is
-#: Names of saved attributes that hold what the op returned.
+_LAST_OPS: Final = 50  # the failing op is one of these
+#: Names of saved attributes that hold a result of the op.
 _RESULTS: Final = frozenset(f"{stem}{i}" for stem in ("result", "output", "out") for i in ("", 0, 1, 2, 3))
 #: Ops that look up rows by an index, and the variable of torch's function that holds the index.
 _LOOK_UPS: Final = {"embedding": "input", "nll_loss_forward": "target", "nll_loss2d_forward": "target"}
@@ -27,7 +27,7 @@ _LOOK_UPS: Final = {"embedding": "input", "nll_loss_forward": "target", "nll_los
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The facts about an exception that only its process knew; `sightline.recording.failures` reads them."""
+    """Facts about an exception that only its process knew; `sightline.recording.failures` reads them."""
 
     message: str
     location: str = ""  #: the innermost line that is not torch's: ``net.py:9 in Net.forward``
@@ -43,18 +43,23 @@ class Failure:
 
 def explain_failure(index: Index, failure: Failure) -> dict[str, Any]:
     """The note on an exception, and the facts that views read, as the info of the recording stores them."""
-    changed = _in_place_changes(index, failure)
-    op = _failed_op(index) if failure.raised_by_op else None
+    changed = _in_place_lines(index, failure)
+    op = None
+    if failure.raised_by_op:  # the last op that raised, inside an API call that raised too
+        raised = [each for each in index.ops[-_LAST_OPS:] if each.raised]
+        op = next(reversed([each for each in raised if each.level == "aten"] or raised), None)
     lines: list[str] = []
     why: list[str] = []
     if failure.out_of_memory:
         lines += out_of_memory_lines(index, failure.message, op)
-    elif changed is not None:
-        saved, *changes = _in_place_lines(*changed)
+    elif changed:
+        saved, *changes = changed
         lines += [f"sightline: {saved}", *(f"  {change}" for change in changes)]
         why = [f"{saved} {', '.join(changes)}"]
     elif op is not None:
-        lines.append(f"sightline: {op.name} failed{_location_text(op)}{_api_text(op)}")
+        name = short_name(api_call_of(op))  # as it is written
+        inside = "" if name in (op.name, op.name.partition(".")[0]) else f", inside {name}"
+        lines.append(f"sightline: {op.name} failed{_location_text(op)}{inside}")
         inputs = zip(argument_names(op), op.inputs, strict=False)
         lines += (f"  {name} {value} = {origin_text(value, op)}" for name, value in inputs)
         why = _index_lines(op, failure) or cause_lines(op, failure.message)
@@ -81,37 +86,33 @@ def explain_failure(index: Index, failure: Failure) -> dict[str, Any]:
     return {"note": "\n".join(lines), "failure": facts}
 
 
-def _failed_op(index: Index) -> Op | None:
-    """The last op that raised, inside an API call that raised too."""
-    raised = [op for op in index.ops[-_LAST_OPS:] if op.raised]
-    ops = [op for op in raised if op.level == "aten"] or raised
-    return ops[-1] if ops else None
-
-
 # -- a saved tensor that was changed -----------------------------------------------------------------------
 
 
-def _in_place_changes(index: Index, failure: Failure) -> tuple[Op, Value, list[Op]] | None:
-    """The op that saved a tensor, that tensor, and the ops that changed it since; None if unknown."""
+def _in_place_lines(index: Index, failure: Failure) -> list[str]:
+    """The op that saved a tensor for the backward pass, then the ops that changed it; none if unknown."""
     if failure.saver is None:
-        return None
+        return []
     saver, attributes = index.ops[failure.saver[0]], failure.saver[1]
-    for value in _candidates(saver, attributes):
+    for value in _saved_values(saver, attributes):
         changes = _changes(index, value, saver.id)
         if changes:
-            return saver, value, changes
-    return None
+            saved = f"its result {value}"
+            if value not in list(saver.outputs):
+                saved = f"its input {value} ({origin_text(value, saver)})"
+            head = (
+                f"{saver.name}{_location_text(saver)} saved {saved} for the backward pass; changed since by"
+            )
+            return [head, *(f"{op.name}{_location_text(op)}" for op in changes)]
+    return []
 
 
-def _candidates(saver: Op, attributes: list[str]) -> Iterator[Value]:
+def _saved_values(saver: Op, attributes: list[str]) -> Iterator[Value]:
     """The values that an op may have saved, the likeliest first."""
     if any(name in _RESULTS for name in attributes):
         yield from saver.outputs
-    named = saver.args
-    for name in attributes:
-        value = named.get(name)
-        if isinstance(value, Value):
-            yield value
+    args = saver.args
+    yield from (value for name in attributes if isinstance(value := args.get(name), Value))
     yield from saver.inputs
     yield from saver.outputs
 
@@ -128,19 +129,11 @@ def _changes(index: Index, value: Value, after: int) -> list[Op]:
     return changes[:_MAX_CHANGES]
 
 
-def _in_place_lines(saver: Op, value: Value, changes: list[Op]) -> list[str]:
-    saved = f"its result {value}"
-    if value not in list(saver.outputs):
-        saved = f"its input {value} ({origin_text(value, saver)})"
-    head = f"{saver.name}{_location_text(saver)} saved {saved} for the backward pass; changed since by"
-    return [head, *(f"{op.name}{_location_text(op)}" for op in changes)]
-
-
 # -- an index out of range ---------------------------------------------------------------------------------
 
 
 def _index_lines(op: Op, failure: Failure) -> list[str]:
-    """An index that is out of range: which one, and where it was made."""
+    """The index that is out of range, and its origin."""
     variable = _LOOK_UPS.get(op.name.partition(".")[0])
     given = (failure.index_ranges or {}).get(variable or "")
     if given is None or len(op.inputs) < 2:
@@ -151,11 +144,11 @@ def _index_lines(op: Op, failure: Failure) -> list[str]:
     rows = table.shape[classes_at]
     if low >= 0 and high < rows:
         return []
-    wrong, made = high if high >= rows else low, numbers_origin(indices)
+    wrong, origin = high if high >= rows else low, numbers_origin(indices)
     if variable == "input":
-        return [f"index {wrong} is out of range of {origin_text(table, op)} with {rows} rows: {made}"]
+        return [f"index {wrong} is out of range of {origin_text(table, op)} with {rows} rows: {origin}"]
     count = size_text(table, classes_at, rows, short=True)
-    return [f"class {wrong} is out of range of {rows} classes, 0 … {rows - 1}: {made}; {count}"]
+    return [f"class {wrong} is out of range of {rows} classes, 0 … {rows - 1}: {origin}; {count}"]
 
 
 # -- text --------------------------------------------------------------------------------------------------
@@ -166,9 +159,3 @@ def _location_text(op: Op) -> str:
     if not location:
         return ""
     return f" {location}" if location.startswith("(") else f" at {location}"
-
-
-def _api_text(op: Op) -> str:
-    """The function as it is written, where it has another name: ``, inside linear``."""
-    name = short_name(api_call_of(op))
-    return "" if name in (op.name, op.name.partition(".")[0]) else f", inside {name}"

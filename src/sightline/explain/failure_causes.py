@@ -1,13 +1,13 @@
 """Why an op failed: the line where a size, a dtype or a device that does not fit first appears.
 
 The note of an exception shows it. Each function finds the two inputs of the failed op that do not fit each
-other, and follows what differs back through the run to the line where it first appears.
+other, and follows their size, dtype or device back through the run to the line where it first appears.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from sightline.analysis.op_text import api_call_of, short_name, with_location
@@ -89,11 +89,13 @@ def _mismatch(op: Op, inputs: list[Value]) -> tuple[tuple[Value, int], tuple[Val
             return (images, 1), (weight, 1)
         return None
     if name in ("cat", "stack"):
-        first = inputs[0]
+        first, dim = inputs[0], op.args.get("dim", 0)
+        rank = len(first.shape)
+        joined = dim % rank if type(dim) is int and rank else 0
         for each in inputs[1:]:
-            if len(each.shape) == len(first.shape):
+            if len(each.shape) == rank:
                 for at, (a, b) in enumerate(zip(first.shape, each.shape, strict=True)):
-                    if a != b and at != _dimension(op):
+                    if a != b and at != joined:
                         return (each, at), (first, at)
         return None
     for number, left in enumerate(inputs):
@@ -122,24 +124,12 @@ def _message_size_lines(op: Op, inputs: list[Value], message: str) -> list[str]:
     if source is None:
         return []
     text = size_text(source, len(source.shape) - back, existing)
-    alike = next((one for one in _nearby_inputs(op, inputs) if wanted in one.shape), None)
-    return [f"{text}; {wanted} is also a size of {_name_text(alike)}" if alike is not None else text]
-
-
-def _nearby_inputs(op: Op, inputs: list[Value]) -> Iterator[Value]:
-    """The inputs of an op, then those of the module calls around it, from the innermost outwards."""
-    yield from inputs
-    call = op.call
-    while call is not None:
-        yield from call.inputs
+    nearby, call = list(inputs), op.call
+    while call is not None:  # the inputs of the module calls around the op, from the innermost outwards
+        nearby += call.inputs
         call = call.parent
-
-
-def _dimension(op: Op) -> int:
-    """The dimension of a ``cat``."""
-    dim = op.args.get("dim", 0)
-    rank = len(op.inputs[0].shape)
-    return dim % rank if type(dim) is int and rank else 0
+    alike = next((one for one in nearby if wanted in one.shape), None)
+    return [f"{text}; {wanted} is also a size of {_name_text(alike)}" if alike is not None else text]
 
 
 def _is_lasting(value: Value) -> bool:
@@ -160,19 +150,19 @@ def size_text(value: Value, dimension: int, size: int, short: bool = False) -> s
     source, _, maker = size_origin(value, dimension)
     maker = maker or _returning_call(source)
     if maker is None or source.kind in ("parameter", "buffer", "state"):
-        return f"{head} is {_part_text(source, size)}{_creation_text(source)}"
-    shown = api_call_of(maker)
-    given = ", ".join(dict.fromkeys(str(one) for one in maker.inputs if one.shape))
-    given = f", from {given}" if given else ""
+        name = f"{source.kind} {source.name or source}"
+        if size in source.shape:
+            name = f"{'the' if source.kind in ('parameter', 'buffer') else 'a'} size of {name}"
+        return f"{head} is {name}{_creation_text(source)}"
     verb = "first appears at" if makes_size(maker, size) else "comes out of"
-    return f"{head} {verb} {with_location(short_name(shown), shown, short=True)}{given}"
+    return f"{head} {verb} {_call_text(maker, [one for one in maker.inputs if one.shape])}"
 
 
-def _part_text(value: Value, size: int) -> str:
-    """The tensor that a size belongs to."""
-    name = f"{value.kind} {value.name}" if value.name else f"{value.kind} {value}"
-    named = f"the size of {name}" if value.kind in ("parameter", "buffer") else f"a size of {name}"
-    return named if size in value.shape else name
+def _call_text(maker: Op, inputs: Sequence[Value]) -> str:
+    """A call with its line and inputs: ``unfold, net.py:17 in f, from f32[2, 3]``."""
+    shown = api_call_of(maker)
+    given = ", ".join(dict.fromkeys(map(str, inputs)))
+    return with_location(short_name(shown), shown, short=True) + (f", from {given}" if given else "")
 
 
 def _creation_text(value: Value) -> str:
@@ -205,7 +195,7 @@ def first_seen(value: Value, has: Callable[[Value], bool]) -> tuple[Value, Op | 
 
 
 def _returning_call(value: Value) -> Op | None:
-    """The call that returned a tensor which no op has made: ``torch.tensor`` of numbers."""
+    """The call that returned a tensor without a producer: ``torch.tensor`` of numbers."""
     return next((op for op in value.consumers if value.id in {one.id for one in op.outputs}), None)
 
 
@@ -232,8 +222,11 @@ def _dtype_lines(op: Op, inputs: list[Value], message: str) -> list[str]:
     line = _property_text(one, dtype_name(one.dtype), lambda value: value.dtype)
     if op.name.startswith("nll_loss"):
         return [f"{line}; the classes of a target are whole numbers: give it as target.long()"]
-    theirs = dtype_name(other.dtype)
-    return [f"{line}; {theirs} is the dtype of {_name_text(other)}", _cast_text(one, other)]
+    cast, wanted = f".to(torch.{other.dtype})", f".to(torch.{one.dtype})"
+    fix = f"cast one of them: {cast} or {wanted}"
+    if _is_lasting(other):
+        fix = f"cast the input, {cast}, or the model, {wanted}"
+    return [f"{line}; {dtype_name(other.dtype)} is the dtype of {_name_text(other)}", fix]
 
 
 def _device_lines(_op: Op, inputs: list[Value], _message: str) -> list[str]:
@@ -244,14 +237,6 @@ def _device_lines(_op: Op, inputs: list[Value], _message: str) -> list[str]:
     line = _property_text(one, one.device, lambda value: value.device)
     fix = f"move the first there, .to({other.device!r}), or make it there"
     return [f"{line}; {other.device} is the device of {_name_text(other)}", fix]
-
-
-def _cast_text(one: Value, other: Value) -> str:
-    """How two tensors get one dtype: cast the one that is not a weight, or the model."""
-    cast, wanted = f".to(torch.{other.dtype})", f".to(torch.{one.dtype})"
-    if not _is_lasting(other):
-        return f"cast one of them: {cast} or {wanted}"
-    return f"cast the input, {cast}, or the model, {wanted}"
 
 
 def _odd_one(inputs: list[Value], of: Callable[[Value], str]) -> tuple[Value, Value] | None:
@@ -268,22 +253,19 @@ def _property_text(value: Value, text: str, of: Callable[[Value], Any]) -> str:
     source, maker = first_seen(value, lambda one: of(one) == of(value))
     if maker is None:
         return f"{text} is of {_name_text(source)}{_creation_text(source)}"
-    shown = api_call_of(maker)
-    given = ", ".join(dict.fromkeys(str(one) for one in maker.inputs))
-    given = f", from {given}" if given else ""
-    return f"{text} first appears at {with_location(short_name(shown), shown, short=True)}{given}"
+    return f"{text} first appears at {_call_text(maker, maker.inputs)}"
 
 
 def _name_text(value: Value) -> str:
     value = _view_base(value)
-    return f"{value.kind} {value.name}" if value.name else f"{value.kind} {value}"
+    return f"{value.kind} {value.name or value}"
 
 
 # -- numbers -----------------------------------------------------------------------------------------------
 
 
 def _probability_lines(_op: Op, inputs: list[Value], message: str) -> list[str]:
-    """The origin of what a binary cross entropy takes for probabilities or for its targets."""
+    """The origin of the probabilities or targets of a binary cross entropy."""
     match = re.search(r"all elements of (input|target) should be between 0 and 1", message)
     at = 0 if match is None or match[1] == "input" else 1
     if match is None or len(inputs) <= at:

@@ -1,4 +1,4 @@
-"""The note on an out-of-memory error: the size requested, and who holds the memory."""
+"""The note on an out-of-memory error: the size requested, and the tensors that hold the memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _LARGEST: Final = 3
 
 def out_of_memory_lines(index: Index, message: str, op: Op | None) -> list[str]:
     """The note: the size requested, by which op; the memory held, by kind and line; the largest tensors."""
-    requested = REQUESTED_SIZE.search(message)
-    size = _requested_text(*requested.groups()) if requested is not None else "memory"
+    requested, size = REQUESTED_SIZE.search(message), "memory"
+    if requested is not None:
+        number, unit = requested.groups()
+        size = bytes_text(int(float(number))) if unit.lower() == "bytes" else f"{number} {unit}"
     by = "" if op is None else f" by {with_location(short_name(op), op)}"
-    lines = [f"sightline: out of memory: {size} was asked for{by}"]
+    lines = [f"sightline: out of memory: {size} was requested{by}"]
     held = held_memory(index.raw)
     now = np.flatnonzero(held.end >= held.over)
     device = _device(held, now, message)
@@ -44,11 +46,11 @@ def out_of_memory_lines(index: Index, message: str, op: Op | None) -> list[str]:
     lines.append(f"  made by {_sizes_text(_bytes_by_line(index, held, now.tolist()), _LINES)}")
     largest = now[np.argsort(-held.nbytes[now], kind="stable")][:_LARGEST].tolist()
     lines += [f"  {bytes_text(int(held.nbytes[row]))} {_tensor_text(index, held, row)}" for row in largest]
-    return [*lines, *_allocator(index.raw.info, device)]
-
-
-def _requested_text(number: str, unit: str) -> str:
-    return bytes_text(int(float(number))) if unit.lower() == "bytes" else f"{number} {unit}"
+    allocator = (index.raw.info.get("allocator") or {}).get(device)
+    if allocator:
+        sizes = [f"{bytes_text(allocator[name][1])} {name}" for name in ("allocated", "reserved")]
+        lines.append(f"  the allocator of {device}: {', '.join(sizes)}")
+    return lines
 
 
 def _device(held: HeldMemory, now: Any, message: str) -> str:
@@ -87,13 +89,3 @@ def _tensor_text(index: Index, held: HeldMemory, row: int) -> str:
         return f"{value} {value.kind} {value.name}".rstrip()
     op = api_call_of(value.producer)
     return f"{value} = {with_location(short_name(op) + backward_suffix(op), op, short=True)}"
-
-
-def _allocator(info: dict[str, Any], device: str) -> list[str]:
-    numbers = (info.get("allocator") or {}).get(device)
-    if not numbers:
-        return []
-    allocated, reserved = numbers["allocated"][1], numbers["reserved"][1]
-    return [
-        f"  the allocator of {device}: {bytes_text(allocated)} allocated, {bytes_text(reserved)} reserved"
-    ]

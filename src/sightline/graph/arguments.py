@@ -12,10 +12,10 @@ from sightline.data.forms import SLOT, Form, Record, Symbol
 from sightline.graph.graph import Ref
 from sightline.graph.node_names import base_name
 
-REQUIRED: Final = object()  #: in place of a default: the argument has none
+REQUIRED: Final = object()  #: stands for the default of an argument that has none
 _MAX_DEFAULT: Final = 200  #: characters of a default, which may come from a file
 
-#: In each line names of functions with the same arguments, then these. ``*dims`` takes all that are left.
+#: Each line has functions with the same arguments, then these. ``*dims`` takes all remaining ones.
 _TABLE: Final = """
 linear : input weight bias=None
 bilinear : input1 input2 weight bias=None
@@ -122,7 +122,21 @@ def read_arguments(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
     >>> read_arguments(["self", "alpha=1", "dtype=torch.float32"])[1:]
     (('alpha', 1), ('dtype', torch.float32))
     """
-    return tuple(map(_argument, texts))
+    parameters: list[tuple[str, Any]] = []
+    for text in texts:
+        name, sign, default = text.partition("=")
+        value: Any = REQUIRED
+        if sign:
+            try:
+                value = (
+                    ast.literal_eval(default)
+                    if len(default) <= _MAX_DEFAULT
+                    else Symbol(default[:_MAX_DEFAULT])
+                )
+            except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):  # not a literal
+                value = Symbol(default)
+        parameters.append((name, value))
+    return tuple(parameters)
 
 
 @cache
@@ -134,25 +148,13 @@ def _signatures() -> dict[str, tuple[tuple[str, Any], ...]]:
     return signatures
 
 
-def _argument(text: str) -> tuple[str, Any]:
-    name, sign, default = text.partition("=")
-    return name, _default(default) if sign else REQUIRED
-
-
-def _default(text: str) -> Any:
-    try:
-        return ast.literal_eval(text) if len(text) <= _MAX_DEFAULT else Symbol(text[:_MAX_DEFAULT])
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):  # not a literal
-        return Symbol(text)
-
-
 #: Calls whose first argument is the tensor itself.
 _HAS_SELF: Final = ("method", "operator", "property")
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """A form whose arguments have names, to be filled for every call that has the form."""
+    """The named arguments of a form, filled in for every call of that form."""
 
     form: Form
     names: tuple[str, ...]  #: of the positional arguments

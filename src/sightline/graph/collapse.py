@@ -1,10 +1,10 @@
-"""Modules shown as one node each: `collapse` hides what is deeper than a given depth.
+"""Modules shown as one node each: `collapse` hides everything deeper than a given depth.
 
 Every module call at that depth becomes a node, and above it every call of a module that calls no other, so
-that a picture does not mix modules with ops of modules. What a module reads from outside becomes its inputs,
-what others read of it its outputs. Parameters that only this module reads are absorbed. Each call of a module
-is a node of its own; a container that is never called itself (a ``ModuleList``) is one node for each
-uninterrupted series of calls in it.
+that a picture does not mix modules with ops of modules. Tensors that a module reads from outside become its
+inputs, those that others read of it its outputs. Parameters that only this module reads are absorbed. Each
+call of a module is a node of its own; a container that is never called itself (a ``ModuleList``) is one node
+for each uninterrupted series of calls in it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from sightline.argument_checks import argument_text
 from sightline.data.forms import map_leaves
+from sightline.data.trace_data import TensorMeta
 from sightline.errors import UsageError
 from sightline.graph.fold import loop_key, strict_key
 from sightline.graph.graph import Edge, Graph, Node, Ref, replace_refs
@@ -53,14 +54,16 @@ def collapse(graph: Graph, depth: int) -> Graph:
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
     tree = scope_tree(graph)
     group_of = _group_nodes(graph, tree, depth)
-    _absorb(graph, group_of)
     collapsed = _CollapsedGraph(graph, group_of)
     info = {**graph.info, "depth": depth}
-    return replace(graph, nodes=collapsed.nodes(), edges=collapsed.edges(), info=info)
+    return replace(graph, nodes=tuple(collapsed.nodes.values()), edges=tuple(collapsed.edges), info=info)
 
 
 def _group_nodes(graph: Graph, tree: ScopeTree, depth: int) -> dict[int, _Group]:
-    """The group of each node that is hidden."""
+    """The group of each node that is hidden.
+
+    The parameters, buffers and constants that only the calls of one module read are in its first group.
+    """
     group_of: dict[int, _Group] = {}
     of_scope: dict[int, tuple[Hashable, str, int, int] | None] = {}
     last: tuple[Hashable, _Group] | None = None
@@ -85,13 +88,23 @@ def _group_nodes(graph: Graph, tree: ScopeTree, depth: int) -> dict[int, _Group]
         last = key, group
         group.nodes.append(node)
         group_of[node.id] = group
+    readers: dict[int, list[_Group | None]] = {}
+    for edge in graph.edges:
+        readers.setdefault(edge.source, []).append(group_of.get(edge.target))
+    for node in graph.nodes:
+        first, *others = readers.get(node.id) or [None]
+        if node.kind not in _SOURCES or first is None:
+            continue
+        if all(other is not None and other.path == first.path for other in others):
+            first.sources.append(node)
+            group_of[node.id] = first
     return group_of
 
 
 def _hidden_by(
     tree: ScopeTree, scope: int, depth: int, folds: dict[str, Any], leaves: set[int]
 ) -> tuple[Hashable, str, int, int] | None:
-    """What hides the nodes of a scope: a key, its path, the scope around it, and its own scope (or -1)."""
+    """The call or container that hides a scope: a key, its path, the scope around it, its own scope or -1."""
     around = -1
     for each in tree.chain(scope):
         path = tree.scopes[each].path
@@ -106,64 +119,42 @@ def _hidden_by(
     return None
 
 
-def _absorb(graph: Graph, group_of: dict[int, _Group]) -> None:
-    """Add parameters, buffers and constants that only the calls of one module read to its first group."""
-    readers: dict[int, list[_Group | None]] = {}
-    for edge in graph.edges:
-        readers.setdefault(edge.source, []).append(group_of.get(edge.target))
-    for node in graph.nodes:
-        groups = readers.get(node.id, [])
-        if node.kind not in _SOURCES or not groups or groups[0] is None:
-            continue
-        if all(group is not None and group.path == groups[0].path for group in groups):
-            groups[0].sources.append(node)
-            group_of[node.id] = groups[0]
-
-
 class _CollapsedGraph:
-    """Builds the nodes and edges of the new graph."""
+    """The nodes, by id, and the edges of the new graph."""
 
     def __init__(self, graph: Graph, group_of: dict[int, _Group]) -> None:
         self._graph, self._group_of = graph, group_of
-        self._edges: list[Edge] = []
+        self.edges: list[Edge] = []
+        self.nodes: dict[int, Node] = {}
         self._args: dict[int, dict[str, Any]] = {}
-        self._nodes: dict[int, Node] = {}
-        self._build()
-
-    def nodes(self) -> tuple[Node, ...]:
-        return tuple(self._nodes.values())
-
-    def edges(self) -> tuple[Edge, ...]:
-        return tuple(self._edges)
-
-    def _build(self) -> None:
         names = UniqueNames()
-        for node in self._graph.topological():
-            if node.id not in self._group_of:
+        for node in graph.topological():
+            if node.id not in group_of:
                 names.new(node.name)
         group_names: dict[int, str] = {}
         order: list[tuple[Node, _Group | None]] = []
-        for node in self._graph.topological():
-            group = self._group_of.get(node.id)
+        for node in graph.topological():
+            group = group_of.get(node.id)
             if group is None:
                 order.append((node, None))
             elif node is group.nodes[-1]:  # after everything that the group reads
-                type = self._graph.modules.get(group.path, "")
+                type = graph.modules.get(group.path, "")
                 group_names[id(group)] = names.new(group.path or type or "model")
                 order.append((group.nodes[0], group))
         self._connect()
         for node, group in order:
-            self._nodes[node.id] = node if group is None else self._node(node, group, group_names[id(group)])
-        for id_, node in self._nodes.items():
-            if id_ not in self._args:
-                self._nodes[id_] = replace_refs(node, self._group_ref)
+            self.nodes[node.id] = node if group is None else self._node(node, group, group_names[id(group)])
 
-    def _group_ref(self, ref: Ref) -> Ref:
-        source = self._graph.by_name[ref.node]
-        group = self._group_of.get(source.id)
-        if group is None:
-            return ref
-        return Ref(self._nodes[group.nodes[0].id].name, group.results[source.id, ref.slot])
+        def change(ref: Ref) -> Ref:
+            source = graph.by_name[ref.node].id
+            hidden = group_of.get(source)
+            if hidden is None:
+                return ref
+            return Ref(self.nodes[hidden.nodes[0].id].name, hidden.results[source, ref.slot])
+
+        for id_, node in self.nodes.items():
+            if id_ not in self._args:
+                self.nodes[id_] = replace_refs(node, change)
 
     def _connect(self) -> None:
         """Make the edges between the new nodes; inputs of a group are numbered as they are first read."""
@@ -180,7 +171,7 @@ class _CollapsedGraph:
                 slot = source.results.setdefault((edge.source, edge.slot), len(source.results))
                 edge = replace(edge, source=source.nodes[0].id, slot=slot)
             if target is None:
-                self._edges.append(edge)
+                self.edges.append(edge)
                 continue
             edge = replace(edge, target=target.nodes[0].id)
             key = (edge.source, edge.slot, edge.target, edge.loop)
@@ -189,37 +180,46 @@ class _CollapsedGraph:
             seen.add(key)
             number = counts[edge.target] = counts.get(edge.target, -1) + (not edge.loop)
             argument = edge.argument if edge.loop else f"input{number}" if number else "input"
-            self._edges.append(replace(edge, argument=argument))
+            self.edges.append(replace(edge, argument=argument))
             if not edge.loop:
                 self._args.setdefault(edge.target, {})[argument] = (edge.source, edge.slot)
 
     def _node(self, first: Node, group: _Group, name: str) -> Node:
+        """The node that a group becomes; ``first`` is the first node in it."""
         graph = self._graph
-        results = list(group.results) or [
-            (group.nodes[-1].id, at) for at in range(len(group.nodes[-1].outputs))
-        ]
-        metas = [outputs[slot] for id, slot in results if slot < len(outputs := graph.by_id[id].outputs)]
-        args = {}
-        for argument, (source, slot) in self._args.get(first.id, {}).items():
-            producer = self._nodes.get(source)  # stored before its readers
-            args[argument] = Ref(producer.name if producer else graph.by_id[source].name, slot)
-        self._args.setdefault(first.id, {})
-        calls = graph.info.get("calls") or []
-        source_line = str(calls[group.own][2]) if 0 <= group.own < len(calls) else ""
-        return Node(
-            first.id, name, graph.modules.get(group.path, "") or group.path.rpartition(".")[2], "call", args,
-            group.path, source_line, tuple(metas), _repeat(group.nodes), first.phase,
-            graph.modules.get(group.path, ""),
-            _info(group) | self._varying_sizes(results),
-        )  # fmt: skip
-
-    def _varying_sizes(self, results: list[tuple[int, int]]) -> dict[str, Any]:
-        """The outputs whose size changes from call to call, taken over from the nodes inside."""
-        texts = []
+        type = graph.modules.get(group.path, "")
+        last = group.nodes[-1]
+        results = list(group.results) or [(last.id, at) for at in range(len(last.outputs))]
+        metas: list[TensorMeta] = []
+        varies: list[str] = []
         for id, slot in results:
-            varies = self._graph.by_id[id].info.get("varies") or []
-            texts.append(varies[slot] if slot < len(varies) else "")
-        return {"varies": texts} if any(texts) else {}
+            outputs, texts = graph.by_id[id].outputs, graph.by_id[id].info.get("varies") or []
+            metas += outputs[slot : slot + 1]
+            varies.append(texts[slot] if slot < len(texts) else "")
+        args = {}
+        for argument, (source, slot) in self._args.setdefault(first.id, {}).items():
+            producer = self.nodes.get(source)  # stored before its readers
+            args[argument] = Ref(producer.name if producer else graph.by_id[source].name, slot)
+        calls = graph.info.get("calls") or []
+        line = str(calls[group.own][2]) if 0 <= group.own < len(calls) else ""
+        info: dict[str, Any] = {"collapsed": sum(node.repeat for node in (*group.nodes, *group.sources))}
+        if group.call >= 0:
+            info["call"] = group.call
+        for key in ("flops", "duration"):
+            numbers = [node.info[key] for node in group.nodes if key in node.info]
+            if numbers:
+                info[key] = sum(numbers)
+        parameters = [node for node in group.sources if node.kind == "parameter"]
+        if parameters:
+            counts = [meta.numel * node.repeat for node in parameters for meta in node.outputs[:1]]
+            info["parameters"] = sum(counts)
+        info["likeness"] = _likeness(group.nodes)
+        if any(varies):
+            info["varies"] = varies
+        return Node(
+            first.id, name, type or group.path.rpartition(".")[2], "call", args, group.path, line,
+            tuple(metas), _repeat(group.nodes), first.phase, type, info,
+        )  # fmt: skip
 
 
 def _is_loop_around(edge: Edge, group: _Group, loops: dict[str, list[int]]) -> bool:
@@ -238,26 +238,11 @@ def _repeat(nodes: list[Node]) -> int:
     return gcd(*(node.repeat for node in nodes))
 
 
-def _info(group: _Group) -> dict[str, Any]:
-    info: dict[str, Any] = {"collapsed": sum(node.repeat for node in (*group.nodes, *group.sources))}
-    if group.call >= 0:
-        info["call"] = group.call
-    for key in ("flops", "duration"):
-        numbers = [node.info[key] for node in group.nodes if key in node.info]
-        if numbers:
-            info[key] = sum(numbers)
-    parameters = [node for node in group.sources if node.kind == "parameter"]
-    if parameters:
-        counts = [meta.numel * node.repeat for node in parameters for meta in node.outputs[:1]]
-        info["parameters"] = sum(counts)
-    # Two collapsed calls are equal where the nodes they hide are.
-    text = _text([strict_key(node) for node in group.nodes])
-    info["likeness"] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return info
-
-
-def _text(keys: list[Hashable]) -> str:
+def _likeness(nodes: list[Node]) -> str:
+    """A digest that is equal for collapsed calls that hide equal nodes."""
+    keys = [strict_key(node) for node in nodes]
     try:
-        return repr(keys)
+        text = repr(keys)
     except ValueError:  # more digits than Python converts to text
-        return repr(map_leaves(keys, lambda leaf: hex(leaf) if type(leaf) is int else leaf))
+        text = repr(map_leaves(keys, lambda leaf: hex(leaf) if type(leaf) is int else leaf))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

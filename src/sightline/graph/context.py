@@ -1,4 +1,4 @@
-"""`GraphContext`: what a runtime graph tells of its nodes beyond the wiring: lines, modules, costs."""
+"""`GraphContext`: the facts about the nodes of a runtime graph beyond the wiring: lines, modules, costs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ class GraphContext:
         A module that belongs to no model (made inside a forward) goes by its class alone: a number would make
         layers differ that each create their own.
         """
-        modules = self._data.modules
-        strays = self._strays
+        modules, calls = self._data.modules, self._data.calls
+        root_of = np.array([module.root for module in modules], dtype=np.int64)
+        # The root modules that were only ever called inside other models.
+        strays = {*root_of[calls.module].tolist()} - {*root_of[calls.module[calls.parent < 0]].tolist()}
         roots = sorted({module.root for module in modules} - strays)
         counts: dict[str, int] = {}
         prefixes: dict[int, str] = {}
@@ -53,13 +55,6 @@ class GraphContext:
                 path = _NUMBERED.sub("", first) + dot + rest
             paths.append(f"{prefix}.{path}" if prefix and path else prefix or path)
         return paths
-
-    @cached_property
-    def _strays(self) -> set[int]:
-        """The root modules that were only ever called inside other models."""
-        calls, root = self._data.calls, np.array([m.root for m in self._data.modules], dtype=np.int64)
-        called, outside = root[calls.module], root[calls.module[calls.parent < 0]]
-        return set(called.tolist()) - set(outside.tolist())
 
     def modules(self) -> dict[str, str]:
         """The class of each path."""

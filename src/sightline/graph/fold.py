@@ -1,10 +1,10 @@
-"""Repeats shown once: `NodeOrder` finds runs of rounds that are wired alike, `fold` merges their rounds.
+"""Repeats shown once: `NodeOrder` finds runs of rounds with the same wiring, `fold` merges their rounds.
 
 Two nodes match if they are equal up to the layer number, or up to sizes as in two rounds of one loop.
 
 A merged node has the id, name and arguments of its first round, and its ``repeat`` counts the nodes it stands
 for; the repeats add up to the number of nodes before, and likewise for edges. An edge from one round to a
-later one is a ``loop``. What each round reads of its own (its parameters) is merged, too.
+later one is a ``loop``. The parameters that each round has of its own are merged, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from sightline.analysis.fold import Node as Folded
 from sightline.analysis.fold import Repeat, first_of, length_of
 from sightline.analysis.fold import fold as fold_sequence
 from sightline.data.forms import Elided, Record, Symbol
-from sightline.data.trace_data import TensorMeta
 from sightline.graph.graph import Edge, Graph, Node, Ref, gc_paused, map_refs
 from sightline.graph.module_scopes import scope_tree
 from sightline.graph.node_names import base_name
@@ -40,42 +39,41 @@ def fold(graph: Graph) -> Graph:
     ([('x', 1), ('relu_1', 4)], [(1, False), (3, True)])
     """
     with gc_paused():
-        return _fold(graph)
-
-
-def _fold(graph: Graph) -> Graph:
-    order = NodeOrder(graph)
-    runs = order.runs()
-    if not runs:
-        return graph
-    first, rounds = _merge_rounds(len(order.nodes), runs)
-    into = {node.id: order.nodes[first[at]].id for at, node in enumerate(order.nodes)}
-    into.update(_merge_sources(graph, order, runs))
-    members: dict[int, list[Node]] = {}
-    for node in graph.nodes:
-        members.setdefault(into.get(node.id, node.id), []).append(node)
-    name = {node.name: graph.by_id[into.get(node.id, node.id)].name for node in graph.nodes}
-    edges, slots = _merge_edges(graph, order, into, members, rounds)
-    loops = graph.info.get("loops", {}) | _loops(edges, order, runs, first)
-    nodes = tuple(
-        _merge_node(node, members[node.id], name, slots) for node in graph.topological() if node.id in members
-    )
-    folds = dict(graph.info.get("folds", {}))
-    for run in runs:
-        folds.update({one: [other, run.count] for one, other in run.modules})
-    return replace(
-        graph,
-        nodes=nodes,
-        edges=tuple(edge for edge, _ in edges),
-        info={**graph.info, "folds": folds, "loops": loops},
-    )
+        order = NodeOrder(graph)
+        runs = order.runs()
+        if not runs:
+            return graph
+        first, rounds = _merge_rounds(len(order.nodes), runs)
+        into = {node.id: order.nodes[first[at]].id for at, node in enumerate(order.nodes)}
+        into.update(_merge_sources(graph, order, runs))
+        members: dict[int, list[Node]] = {}
+        for node in graph.nodes:
+            members.setdefault(into.get(node.id, node.id), []).append(node)
+        name = {node.name: graph.by_id[into.get(node.id, node.id)].name for node in graph.nodes}
+        edges, slots = _merge_edges(graph, order, into, members, rounds)
+        nodes = tuple(
+            _merge_node(node, members[node.id], name, slots)
+            for node in graph.topological()
+            if node.id in members
+        )
+        folds = dict(graph.info.get("folds", {}))
+        for run in runs:
+            folds.update({one: [other, run.count] for one, other in run.modules})
+        loops: dict[str, list[int]] = {}  # the first and the last node of the round a loop edge goes around
+        for edge, number in edges:
+            if number >= 0:
+                start = runs[number].start
+                last = first[start + runs[number].length - 1]
+                loops.setdefault(loop_key(edge), [order.nodes[start].id, order.nodes[last].id])
+        info = {**graph.info, "folds": folds, "loops": graph.info.get("loops", {}) | loops}
+        return replace(graph, nodes=nodes, edges=tuple(edge for edge, _ in edges), info=info)
 
 
 def _merge_rounds(count: int, runs: list[RepeatRun]) -> tuple[list[int], list[tuple[tuple[int, int], ...]]]:
     """Each position's counterpart in the first round, and its (run, round) pairs, outermost first."""
     first = list(range(count))
     rounds: list[tuple[tuple[int, int], ...]] = [()] * count
-    for number in range(len(runs) - 1, -1, -1):  # inner runs first: the outer ones copy what they found
+    for number in range(len(runs) - 1, -1, -1):  # inner runs first: the outer ones copy their rounds
         run = runs[number]
         body = first[run.start : run.start + run.length]
         inner = rounds[run.start : run.start + run.length]
@@ -132,35 +130,19 @@ def _merge_edges(
         if entry[0].slot != edge.slot:
             key = (graph.by_id[target].name, graph.by_id[source].name, edge.slot)
             slots[key] = entry[0].slot
-    edges = [
-        (
-            replace(
-                edge, source=into.get(edge.source, edge.source), target=into.get(edge.target, edge.target),
-                repeat=repeat, loop=edge.loop or run >= 0, argument=_span(edge.argument, last),
-            ),
-            run,
-        )
-        for edge, repeat, last, run in merged.values()
-    ]  # fmt: skip
+    edges = []
+    for edge, repeat, last, run in merged.values():
+        argument = _span(edge.argument, last)
+        source, target = into.get(edge.source, edge.source), into.get(edge.target, edge.target)
+        loop = edge.loop or run >= 0
+        edge = replace(edge, source=source, target=target, repeat=repeat, loop=loop, argument=argument)
+        edges.append((edge, run))
     return edges, slots
 
 
 def loop_key(edge: Edge) -> str:
     """The key of an edge in ``info["loops"]``."""
     return f"{edge.source}>{edge.target}:{edge.slot}:{edge.argument}"
-
-
-def _loops(
-    edges: list[tuple[Edge, int]], order: NodeOrder, runs: list[RepeatRun], first: list[int]
-) -> dict[str, list[int]]:
-    """The first and the last node of the round that each loop edge goes around."""
-    loops: dict[str, list[int]] = {}
-    for edge, number in edges:
-        if number >= 0:
-            run = runs[number]
-            last = first[run.start + run.length - 1]
-            loops.setdefault(loop_key(edge), [order.nodes[run.start].id, order.nodes[last].id])
-    return loops
 
 
 def _run_between(rounds: list[tuple[tuple[int, int], ...]], source: int | None, target: int | None) -> int:
@@ -205,20 +187,17 @@ def _merge_node(
     for key in _SUMMED:
         if key in info:
             info[key] = sum(member.info.get(key, 0) for member in members)
-    varies = [_varying_size([m.outputs[at] for m in members]) for at in range(len(node.outputs))]
+    varies = []  # each output whose size changes from round to round: ``f32[1, 5…9]``; "" where it does not
+    for at, first in enumerate(members[0].outputs):
+        shapes = [member.outputs[at].shape for member in members]
+        if all(shape == first.shape for shape in shapes):
+            varies.append("")
+        else:
+            sizes = [_range(str(min(column)), str(max(column))) for column in zip(*shapes, strict=True)]
+            varies.append(tensor_text(sizes, first.dtype, first.device, first.layout))
     if any(varies):
         info["varies"] = varies
     return replace(node, args=args, repeat=sum(member.repeat for member in members), info=info)
-
-
-def _varying_size(metas: list[TensorMeta]) -> str:
-    """A tensor whose size changes from round to round: ``f32[1, 5…9]``; "" where it does not."""
-    first = metas[0]
-    if all(meta.shape == first.shape for meta in metas):
-        return ""
-    columns = list(zip(*(meta.shape for meta in metas), strict=True))
-    sizes = [_range(str(min(column)), str(max(column))) for column in columns]
-    return tensor_text(sizes, first.dtype, first.device, first.layout)
 
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -317,7 +296,7 @@ class _Unit:
 
 
 class NodeOrder:
-    """The nodes that run, in order, what each of them reads, and the runs among them."""
+    """The nodes that run, in order, with the values each of them reads, and the runs among them."""
 
     def __init__(self, graph: Graph) -> None:
         self.nodes: list[Node] = [node for node in graph.topological() if node.kind in ("call", "output")]
@@ -389,9 +368,11 @@ class NodeOrder:
         """The units of one level, with repeats among them replaced by runs."""
         if len(units) < 2:
             return units
-        return self._make_runs(fold_sequence([unit.keys[kind] for unit in units]), units, 0, kind)
+        return self._replace_repeats(fold_sequence([unit.keys[kind] for unit in units]), units, 0, kind)
 
-    def _make_runs(self, nodes: Sequence[Folded], units: list[_Unit], shift: int, kind: int) -> list[_Unit]:
+    def _replace_repeats(
+        self, nodes: Sequence[Folded], units: list[_Unit], shift: int, kind: int
+    ) -> list[_Unit]:
         result: list[_Unit] = []
         for node in nodes:
             if not isinstance(node, Repeat):
@@ -400,22 +381,18 @@ class NodeOrder:
             first, width = first_of(node) + shift, sum(map(length_of, node.body))
             start, length = units[first].start, units[first + width - 1].end - units[first].start
             for begin, count in self._wired_alike(start, length, node.count, kind):
-                body = self._make_runs(node.body, units, shift + begin * width, kind)
+                body = self._replace_repeats(node.body, units, shift + begin * width, kind)
                 if count == 1:
                     result += body
                     continue
                 at = first + begin * width
-                result.append(self._run_unit(units, at, width, count, body))
+                last = at + (count - 1) * width
+                paths = [(units[at + i].path, units[last + i].path) for i in range(width)]
+                modules = tuple((one, other) for one, other in paths if one is not None and other is not None)
+                run = RepeatRun(units[at].start, length, count, modules)
+                key = self._id(("run", count, *[unit.keys[LOOSE] for unit in body]))
+                result.append(_Unit(run.start, run.start + length * count, (-1, key), None, body, run))
         return result
-
-    def _run_unit(self, units: list[_Unit], at: int, width: int, count: int, body: list[_Unit]) -> _Unit:
-        last = at + (count - 1) * width
-        paths = [(units[at + i].path, units[last + i].path) for i in range(width)]
-        modules = tuple((one, other) for one, other in paths if one is not None and other is not None)
-        start, length = units[at].start, units[at + width - 1].end - units[at].start
-        key = self._id(("run", count, *[unit.keys[LOOSE] for unit in body]))
-        run = RepeatRun(start, length, count, modules)
-        return _Unit(start, start + length * count, (-1, key), None, body, run)
 
     def _wired_alike(self, start: int, length: int, count: int, kind: int) -> list[tuple[int, int]]:
         """The rounds of a proposed run in groups with the same wiring: (first round, count)."""
@@ -447,11 +424,10 @@ class NodeOrder:
                         return False
                 elif source == before:  # shared, or each round its own output: ``x.unbind()``
                     continue
-                elif before >= begin or not self._same_source(source, before, kind):
+                elif before >= begin or (source < 0) != (before < 0):
+                    return False
+                elif source < 0 and self._sources[source] != self._sources[before]:
+                    return False
+                elif source >= 0 and self.keys[source][kind] != self.keys[before][kind]:
                     return False
         return True
-
-    def _same_source(self, one: int, other: int, kind: int) -> bool:
-        if one < 0 or other < 0:
-            return one < 0 and other < 0 and self._sources[one] == self._sources[other]
-        return self.keys[one][kind] == self.keys[other][kind]

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-#: What a node is. All but "call" and "output" have no edges into them.
+#: The kinds of nodes. All but "call" and "output" have no edges into them.
 NODE_KINDS: Final = ("input", "parameter", "buffer", "constant", "call", "output")
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """An argument that is a tensor: the node that made it, and which of its outputs it is.
+    """An argument that is a tensor: the node that computed it, and which of its outputs it is.
 
     >>> Ref("relu_1"), Ref("split", 1)
     (relu_1, split[1])
@@ -77,7 +77,7 @@ class Edge:
     argument: str = ""  #: which argument of the target: ``self``, ``mat1``, ``tensors[0]``
     meta: TensorMeta | None = None
     repeat: int = 1
-    loop: bool = False  #: from one round of a folded loop to a later one: no cycle in what was computed
+    loop: bool = False  #: from one round of a folded loop to a later one: no cycle in the computation
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Graph:
 
     @check_arguments
     def subgraph(self, module: str) -> Graph:
-        """What ran in the modules of a glob; tensors that cross its boundary become inputs and outputs."""
+        """The nodes in the modules of a glob; tensors that cross its boundary become inputs and outputs."""
         from sightline.graph.queries import subgraph
 
         return subgraph(self, module)
@@ -230,7 +230,7 @@ class Graph:
         return collapse(self, depth)
 
     def prune(self, *what: str | Iterable[str]) -> Graph:
-        """The graph without "views", "parameters", "constants" or "leaves"; what was connected stays so."""
+        """The graph without "views", "parameters", "constants" or "leaves"; the rest stays connected."""
         from sightline.graph.prune import prune
 
         return prune(self, what)
@@ -303,7 +303,7 @@ class Graph:
 
 
 def map_refs(args: dict[str, Any], change: Callable[[Ref], Any]) -> dict[str, Any]:
-    """The arguments with every `Ref` replaced by what ``change`` returns for it.
+    """The arguments with every `Ref` replaced by the result of ``change`` for it.
 
     >>> map_refs({"tensors": [Ref("a"), Ref("b", 1)], "dim": 0}, lambda ref: ref.node)
     {'tensors': ['a', 'b'], 'dim': 0}

@@ -18,16 +18,10 @@ def lint(graph: Graph) -> None:
     ...
     sightline.errors.InvalidGraph: An edge goes from 'x' to node 7, which does not exist.
     """
-    fault = next(_faults(graph), None)
+    checks = (_node_faults, _edge_faults, _reference_faults)
+    fault = next((fault for check in checks for fault in check(graph)), None)
     if fault is not None:
         raise InvalidGraph(fault)
-
-
-def _faults(graph: Graph) -> Iterator[str]:
-    yield from _node_faults(graph)
-    yield from _edge_faults(graph)
-    yield from _order_faults(graph)
-    yield from _reference_faults(graph)
 
 
 def _node_faults(graph: Graph) -> Iterator[str]:
@@ -61,24 +55,19 @@ def _edge_faults(graph: Graph) -> Iterator[str]:
         if edge.slot < 0 or (source.outputs and edge.slot >= len(source.outputs)):
             count = f"{len(source.outputs)} output{'s' * (len(source.outputs) != 1)}"
             yield f"{target.name!r} reads output {edge.slot} of {source.name!r}, which has {count}."
-
-
-def _order_faults(graph: Graph) -> Iterator[str]:
     position = {node.id: at for at, node in enumerate(graph.nodes)}
     wrong = [e for e in graph.edges if not e.loop and position[e.source] >= position[e.target]]
-    if not wrong:
-        return
-    import networkx as nx
+    if wrong:
+        import networkx as nx
 
-    plain = nx.DiGraph([(edge.source, edge.target) for edge in graph.edges if not edge.loop])
-    try:
-        cycle = nx.find_cycle(plain)
-    except nx.NetworkXNoCycle:
-        source, target = graph.by_id[wrong[0].source], graph.by_id[wrong[0].target]
-        yield f"{target.name!r} comes before {source.name!r}, which it reads."
-        return
-    names = [graph.by_id[id].name for id, _ in cycle]
-    yield f"There is a cycle that is not marked as a loop: {' → '.join([*names, names[0]])}."
+        try:
+            cycle = nx.find_cycle(nx.DiGraph([(e.source, e.target) for e in graph.edges if not e.loop]))
+        except nx.NetworkXNoCycle:
+            source, target = graph.by_id[wrong[0].source], graph.by_id[wrong[0].target]
+            yield f"{target.name!r} comes before {source.name!r}, which it reads."
+        else:
+            names = [graph.by_id[id].name for id, _ in cycle]
+            yield f"There is a cycle that is not marked as a loop: {' → '.join([*names, names[0]])}."
 
 
 def _reference_faults(graph: Graph) -> Iterator[str]:

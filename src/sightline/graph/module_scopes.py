@@ -1,4 +1,4 @@
-"""Which module call each node of a graph ran in, as a tree of scopes.
+"""The module call that each node of a graph ran in, as a tree of scopes.
 
 A runtime graph has it recorded: ``info["calls"]`` lists the module calls, and ``node.info["call"]`` is one of
 them. Elsewhere it follows from the module paths: consecutive nodes with the same module are one call of it.
@@ -15,6 +15,15 @@ from sightline.graph.graph import Graph, Node
 
 #: Containers of modules, which are never called.
 CONTAINERS: Final = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
+
+
+def relative_path(path: str, around: str) -> str:
+    """A module path relative to one around it.
+
+    >>> relative_path("blocks.0.attn", "blocks.0"), relative_path("blocks.0", "")
+    ('attn', 'blocks.0')
+    """
+    return path[len(around) + 1 :] if around and path.startswith(f"{around}.") else path
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +109,21 @@ class _CallChains:
         self._cache: dict[Hashable, _Chain] = {}
 
     def of(self, node: Node) -> _Chain:
-        if self._calls is None:
-            path = node.module
-            if "collapsed" in node.info:  # the node is a call of the module, not inside it
-                path = path.rpartition(".")[0]
-                if not node.module:
-                    return []
-            return self._of_path(path)
-        return self._of_call(node.info.get("call", -1))
+        """The module calls around a node."""
+        if self._calls is not None:
+            return self._of_call(self._calls, node.info.get("call", -1))
+        if "collapsed" not in node.info:
+            return self._of_path(node.module)
+        # The node is a call of the module, not inside it.
+        return self._of_path(node.module.rpartition(".")[0]) if node.module else []
 
-    def _of_call(self, call: int) -> _Chain:
-        assert self._calls is not None
+    def _of_call(self, calls: list[list[object]], call: int) -> _Chain:
         chain = self._cache.get(call)
         if chain is None:
             chain = []
             at = call
-            while 0 <= at < len(self._calls):
-                path, parent = self._calls[at][:2]
+            while 0 <= at < len(calls):
+                path, parent = calls[at][:2]
                 chain.append((at, str(path), at))
                 at = parent if isinstance(parent, int) and parent < at else -1
             chain.reverse()

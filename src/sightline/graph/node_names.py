@@ -19,7 +19,7 @@ class UniqueNames:
     """
 
     def __init__(self) -> None:
-        self._plain: dict[str, str] = {}  # a cache: most names are asked for many times
+        self._plain: dict[str, str] = {}  # a cache: most names are requested many times
         self._counts: dict[str, int] = {}
         self._taken: set[str] = set()
 

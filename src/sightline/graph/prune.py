@@ -1,9 +1,9 @@
-"""`prune` leaves out nodes and keeps connected what they connected.
+"""`prune` leaves out nodes and connects their neighbours with each other.
 
 "views"        view, reshape, transpose, expand …: readers of the view read its base instead
 "parameters"   parameters and buffers; the argument keeps their name and shape as text
 "constants"    constants, likewise
-"leaves"       unused results, and what was computed only for them
+"leaves"       unused results, and the nodes computed only for them
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def prune(graph: Graph, what: Iterable[str | Iterable[str]]) -> Graph:
     for item in what:
         if not isinstance(item, str | list | tuple | set | frozenset):
             raise UsageError(
-                f"prune={argument_text(item)} is nothing to leave out; choose from {choices_text(PRUNABLE)}."
+                f"prune={argument_text(item)} cannot be left out; choose from {choices_text(PRUNABLE)}."
             )
     kinds = {each for item in what for each in ((item,) if isinstance(item, str) else item)}
     unknown = sorted(map(argument_text, kinds.difference(PRUNABLE)))
     if unknown:
-        raise UsageError(f"prune={unknown[0]} is nothing to leave out; choose from {choices_text(PRUNABLE)}.")
+        raise UsageError(f"prune={unknown[0]} cannot be left out; choose from {choices_text(PRUNABLE)}.")
     if "views" in kinds:
         graph = _without_views(graph)
     node_kinds = {"parameters": ("parameter", "buffer"), "constants": ("constant",)}
     removed = [kind for name in node_kinds if name in kinds for kind in node_kinds[name]]
     if removed:
-        graph = _without_kinds(graph, removed)
+        graph = _without_sources(graph, removed)
     return _without_leaves(graph) if "leaves" in kinds else graph
 
 
@@ -93,7 +93,8 @@ def _without_views(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, edges=tuple(edges_left))
 
 
-def _without_kinds(graph: Graph, kinds: list[str]) -> Graph:
+def _without_sources(graph: Graph, kinds: list[str]) -> Graph:
+    """Readers of a parameter or constant have its name and shape as text instead."""
     removed = {node.name: node for node in graph.nodes if node.kind in kinds}
     if not removed:
         return graph
@@ -111,7 +112,7 @@ def _without_kinds(graph: Graph, kinds: list[str]) -> Graph:
 
 
 def _without_leaves(graph: Graph) -> Graph:
-    """Only what an output was computed from; the whole graph where there is no output."""
+    """The nodes that an output was computed from; the whole graph where there is no output."""
     keep = {node.id for node in graph.nodes if node.kind == "output"}
     if not keep:
         return graph

@@ -72,7 +72,14 @@ def select_nodes(graph: Graph, module: str | None, op: str | None, kind: str | N
         tests.append(lambda node: node.module in paths)
     if op is not None:
         pattern = op
-        tests.append(lambda node: _is_op(node, pattern))
+        tests.append(
+            lambda node: any(
+                op_matches(pattern, text, level)
+                for text in (node.op, node.target)
+                if text
+                for level in ("api", "aten")
+            )
+        )
     nodes = tuple(node for node in graph.nodes if all(test(node) for test in tests))
     if op is not None and not nodes:
         names = dict.fromkeys(node.op for node in graph.nodes if node.kind == "call")
@@ -80,11 +87,6 @@ def select_nodes(graph: Graph, module: str | None, op: str | None, kind: str | N
             f"{Hint.option('op', op)} matches no node of this graph{did_you_mean(op, names)}"
         )
     return nodes
-
-
-def _is_op(node: Node, pattern: str) -> bool:
-    texts = [text for text in (node.op, node.target) if text]
-    return any(op_matches(pattern, text, level) for text in texts for level in ("api", "aten"))
 
 
 def matching_modules(graph: Graph, pattern: str) -> set[str]:
@@ -118,7 +120,7 @@ _SOURCES = ("parameter", "buffer", "constant", "input")
 
 
 def subgraph(graph: Graph, module: str) -> Graph:
-    """What ran in the modules that match a glob.
+    """The part of a graph that ran in the modules that match a glob.
 
     >>> x, y = Node(0, "x", "x", "input"), Node(1, "mm", "mm", args={"self": Ref("x")}, module="fc")
     >>> z = Node(2, "relu", "relu", args={"self": Ref("mm")})
@@ -144,11 +146,13 @@ def subgraph(graph: Graph, module: str) -> Graph:
             edges.append(edge if source == edge.source else replace(edge, source=source, slot=0))
         elif edge.source in inside:
             leaving.node(edge)
-    outputs = tuple(_output(graph, key, id, names) for key, id in leaving.ids.items())
-    edges += [
-        Edge(key[0], id, key[1], "result", _meta(graph, *key), graph.by_id[key[0]].repeat)
-        for key, id in leaving.ids.items()
-    ]
+    outputs: list[Node] = []
+    for (source, slot), id in leaving.ids.items():
+        producer = graph.by_id[source]
+        args, repeat = {"result": Ref(producer.name, slot)}, producer.repeat
+        name = names.new("output")
+        outputs.append(Node(id, name, "output", "output", args, repeat=repeat, phase=producer.phase))
+        edges.append(Edge(source, id, slot, "result", _meta(graph, source, slot), repeat))
 
     def change(ref: Ref) -> Ref:
         key = (graph.by_name[ref.node].id, ref.slot)
@@ -185,12 +189,6 @@ class _BoundaryNodes:
                      outputs=(meta,) if meta else (), repeat=outside.repeat, phase=outside.phase)
             )  # fmt: skip
         return nodes
-
-
-def _output(graph: Graph, key: tuple[int, int], id: int, names: UniqueNames) -> Node:
-    inside = graph.by_id[key[0]]
-    args = {"result": Ref(inside.name, key[1])}
-    return Node(id, names.new("output"), "output", "output", args, repeat=inside.repeat, phase=inside.phase)
 
 
 def _meta(graph: Graph, id: int, slot: int) -> TensorMeta | None:

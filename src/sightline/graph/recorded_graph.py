@@ -116,9 +116,9 @@ def graph(
     ['ones', 'relu', 'add', 'output']
 
     ``level`` is "api" (the calls as written; the default where they were recorded), "aten" or "module" (calls
-    of modules that call no other, and what ran between them). ``module`` is a glob: only what ran there.
-    What builds the model, and in training what installed packages run around it, is left out unless
-    ``everything=True``; ``info["left_out"]`` says how much. ``prune``, ``fold`` and ``depth`` are
+    of modules that call no other, and the ops between them). ``module`` is a glob: only the ops in there.
+    Ops that build the model, and in training those of installed packages around it, are left out unless
+    ``everything=True``; ``info["left_out"]`` says how many. ``prune``, ``fold`` and ``depth`` are
     `Graph.prune`, `Graph.fold` and `Graph.collapse`, in this order.
     """
     if phase not in PHASES_SHOWN:
@@ -131,7 +131,10 @@ def graph(
         )
     with gc_paused():
         part = None if everything else model_part(index)
-        result = _GraphBuilder(index, level or _recorded_level(index), PHASES_SHOWN[phase], part).build()
+        if level is None:
+            levels = index.raw.ops.level
+            level = "module" if not len(levels) else "api" if bool((levels == API).any()) else "aten"
+        result = _GraphBuilder(index, level, PHASES_SHOWN[phase], part).build()
     if module is not None:
         result = result.subgraph(module)
     pruned = (prune,) if isinstance(prune, str) else tuple(prune)
@@ -140,13 +143,6 @@ def graph(
     if fold:
         result = result.fold()
     return result if depth is None else result.collapse(depth)
-
-
-def _recorded_level(index: Index) -> str:
-    levels = index.raw.ops.level
-    if not len(levels):
-        return "module"
-    return "api" if bool((levels == API).any()) else "aten"
 
 
 class _GraphBuilder:
@@ -169,7 +165,9 @@ class _GraphBuilder:
         self._op_count = len(data.ops)
         self._context = GraphContext(index)
         self._names = UniqueNames()
-        self._op_templates: dict[tuple[int, int], tuple[Arguments, str, str, str]] = {}  # by name and form
+        self._op_templates: dict[
+            tuple[int, int], tuple[Arguments, str, str, str]
+        ] = {}  # by name and form: arguments, base of node names, name and target
         self._call_arguments: dict[int, Arguments] = {}  # by form
         self._rows: list[_Row] = []  # of the nodes, whose outputs may grow until the end
         self._edges: list[Edge] = []
@@ -191,14 +189,10 @@ class _GraphBuilder:
         self._op_outputs = (ops.output_offsets.tolist(), ops.outputs.tolist())
         self._call_inputs = (calls.input_offsets.tolist(), calls.inputs.tolist())
         self._call_outputs = (calls.output_offsets.tolist(), calls.outputs.tolist())
-        self._inner = self._inner_ops(self._units)
-
-    def _inner_ops(self, units: list[int]) -> dict[int, list[int]]:
-        inner: dict[int, list[int]] = {}
-        for op, unit in enumerate(units):
+        self._inner: dict[int, list[int]] = {}  # the ops inside each unit
+        for op, unit in enumerate(self._units):
             if unit != op and unit >= 0:
-                inner.setdefault(unit, []).append(op)
-        return inner
+                self._inner.setdefault(unit, []).append(op)
 
     def build(self) -> Graph:
         for unit in self._order:
@@ -234,7 +228,13 @@ class _GraphBuilder:
         if inner:
             extra = extra + self._inner_reads(unit, inner, inputs)
         if extra:
-            names = self._extra_names(extra, args)
+            # These tensors are not in the call: parameters go by their own names.
+            names: list[str] = []
+            taken = set(args)
+            for value in extra:
+                own = self._index.name(int(self._data.values.name[value])).rpartition(".")[2]
+                names.append(own if own and own not in taken else f"also_{len(names)}")
+                taken.add(names[-1])
             paths = [*paths, *names]
             args.update(zip(names, [self._source(value)[2] for value in extra], strict=True))
             inputs = inputs[:count] + extra
@@ -251,10 +251,16 @@ class _GraphBuilder:
             outputs.append(metas[meta[value]])
 
     def _op(self, op: int, inner: list[int]) -> tuple[Arguments, str, _Fields]:
+        """The arguments of an op, the base of its node's name, and its fields."""
         key = (self._name[op], self._form[op])
         template = self._op_templates.get(key)
         if template is None:
-            template = self._op_templates[key] = self._op_template(op)
+            text, level = self._data.names[key[0]], LEVELS[self._data.ops.level[op]]
+            schema, form = self._data.schemas.get(text, ()), self._data.forms[key[1]]
+            short = op_name(text, level)
+            arguments = op_arguments(text, level, self._index.ops[op].flavour, form, schema)
+            template = arguments, base_name(short, level), short, full_name(text, level)
+            self._op_templates[key] = template
         arguments, base, short, target = template
         context = self._context
         source = context.source_of_op(op)  # before the info, which has the columns of that line
@@ -262,16 +268,8 @@ class _GraphBuilder:
         phase = PHASES[self._phase[op]]
         return arguments, base, (short, "call", context.path_of_op(op), source, phase, target, info)
 
-    def _op_template(self, op: int) -> tuple[Arguments, str, str, str]:
-        """What all ops of one name and form share: arguments, base of node names, name and target."""
-        text, level = self._data.names[self._name[op]], LEVELS[self._data.ops.level[op]]
-        schema = self._data.schemas.get(text, ())
-        form = self._data.forms[self._form[op]]
-        short = op_name(text, level)
-        arguments = op_arguments(text, level, self._index.ops[op].flavour, form, schema)
-        return arguments, base_name(short, level), short, full_name(text, level)
-
     def _call(self, call: int, inner: list[int]) -> tuple[Arguments, str, _Fields]:
+        """The same for a module call."""
         form = int(self._data.calls.input_form[call])
         arguments = self._call_arguments.get(form)
         if arguments is None:
@@ -303,17 +301,6 @@ class _GraphBuilder:
             seen.update(_span(self._op_outputs, op))
         return extra
 
-    def _extra_names(self, values: list[int], args: dict[str, Any]) -> list[str]:
-        """Argument names for tensors that are not in the call: parameters have their own names."""
-        taken = set(args)
-        names: list[str] = []
-        for value in values:
-            own = self._index.name(int(self._data.values.name[value])).rpartition(".")[2]
-            name = own if own and own not in taken else f"also_{len(names)}"
-            taken.add(name)
-            names.append(name)
-        return names
-
     def _new_node(self, row: _Row) -> int:
         self._rows.append(row)
         self._outputs.append([])
@@ -336,21 +323,18 @@ class _GraphBuilder:
                 self._outputs[node].append(self._data.metas[self._meta[value]])
                 slot = len(self._outputs[node]) - 1
                 return node, slot, Ref(self._rows[node][0], slot)
-            first = self._first_version(value)
-            return self._source(first) if first != value else self._add_source(value)
+            first = value
+            while self._previous[first] >= 0:
+                first = self._previous[first]
+            # The original version of a parameter: the optimizer that changed it is not shown.
+            known = first != value and KINDS[self._kind[first]] in _SOURCE_KINDS
+            return self._source(first) if known else self._add_source(value)
         kind = KINDS[self._kind[value]]
         if kind in ("activation", "gradient", "external"):
             for other in (self._base[value], self._previous[value]):
                 if other >= 0:
                     return self._source(other)
         return self._add_source(value)
-
-    def _first_version(self, value: int) -> int:
-        """The original version of a parameter: the optimizer that changed it is not shown."""
-        first = value
-        while self._previous[first] >= 0:
-            first = self._previous[first]
-        return first if KINDS[self._kind[first]] in _SOURCE_KINDS else value
 
     def _add_source(self, value: int) -> tuple[int, int, Ref]:
         kind = KINDS[self._kind[value]]
@@ -375,7 +359,7 @@ class _GraphBuilder:
     # -- results ---------------------------------------------------------------------------------
 
     def _add_outputs(self) -> None:
-        """Add outputs for what root module calls returned and nothing read later, and for unused results.
+        """Add outputs for tensors that root module calls returned and nothing read later, and unused results.
 
         An unused result inside a module is a leaf; one in the user's own lines around it is an output.
         """
@@ -383,13 +367,14 @@ class _GraphBuilder:
         outputs: list[tuple[int, dict[str, int]]] = []
         returned: set[int] = set()
         for call, paths in self._context.root_results():
-            values = _span(self._call_outputs, call)
             last = int(self._data.calls.end_op[call])
-            unread = {
-                path: value
-                for path, value in zip(paths, values, strict=False)
-                if value in self._sources and not self._read_after(value, last)
-            }
+            unread = {}
+            for path, value in zip(paths, _span(self._call_outputs, call), strict=False):
+                if value not in self._sources:
+                    continue
+                later = [self._units[op] for op in self._index.consumers(value) if op >= last]
+                if self._included.isdisjoint(later):
+                    unread[path] = value
             if unread:
                 outputs.append((last, unread))
                 returned.update(self._sources[value][0] for value in unread.values())
@@ -398,22 +383,15 @@ class _GraphBuilder:
                 continue
             values = _span(self._op_outputs, unit) if unit < self._op_count else []
             outputs.append((unit, {f"[{at}]" if at else "": value for at, value in enumerate(values)}))
-        for _, named_values in sorted(outputs, key=lambda item: item[0]):
-            self._add_output(named_values)
-
-    def _read_after(self, value: int, end: int) -> bool:
-        return any(op >= end and self._units[op] in self._included for op in self._index.consumers(value))
-
-    def _add_output(self, values: dict[str, int]) -> None:
-        sources = {
-            path or "result": self._sources[value] for path, value in values.items() if value in self._sources
-        }
-        if not sources:
-            return
-        args = {path: ref for path, (_, _, ref) in sources.items()}
-        id = self._new_node((self._names.new("output"), "output", "output", args, "", "", "forward", "", {}))
-        for path, (node, slot, _) in sources.items():
-            self._edges.append(Edge(node, id, slot, path, self._outputs[node][slot]))
+        for _, named in sorted(outputs, key=lambda item: item[0]):
+            sources = {path or "result": self._sources[v] for path, v in named.items() if v in self._sources}
+            if not sources:
+                continue
+            args = {path: ref for path, (_, _, ref) in sources.items()}
+            name = self._names.new("output")
+            id = self._new_node((name, "output", "output", args, "", "", "forward", "", {}))
+            for path, (node, slot, _) in sources.items():
+                self._edges.append(Edge(node, id, slot, path, self._outputs[node][slot]))
 
 
 def _span(column: tuple[list[int], list[int]], row: int) -> list[int]:

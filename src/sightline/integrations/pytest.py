@@ -38,7 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise pytest.UsageError("--sightline records what torch runs: install torch, or leave it out.")
+        raise pytest.UsageError(
+            "--sightline records torch, which is not installed: install it, or leave the option out."
+        )
     folder = config.rootpath / config.getoption("--sightline-dir")
     config.pluginmanager.register(TestRecorder(folder), "sightline-recorder")
 
@@ -86,7 +88,7 @@ class TestRecorder:
     def _stop(self, traced: trace, item: pytest.Function, error: BaseException | None) -> None:
         try:
             traced.__exit__(None if error is None else type(error), error, None)
-        except Exception as failure:  # noqa: BLE001 — the same
+        except Exception as failure:  # noqa: BLE001 — a test does not fail for its recording
             self._errors[item.nodeid] = str(failure) or type(failure).__name__
 
     @pytest.hookimpl(wrapper=True)
@@ -101,22 +103,15 @@ class TestRecorder:
         if report.failed and error:
             report.sections.append(("sightline", f"no recording was made: {error}"))
         elif report.failed and path is not None:
-            report.sections.append(("sightline", _show_command(path)))
+            shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            report.sections.append(("sightline", f"sightline show {shlex.quote(str(shown))}"))
         elif path is not None:
-            self._remove(path)
+            from sightline.store.paths import remove_recording
+
+            remove_recording(path)
+            with suppress(OSError):
+                self._folder.rmdir()  # if it is empty
         return report
-
-    def _remove(self, path: Path) -> None:
-        from sightline.store.paths import remove_recording
-
-        remove_recording(path)
-        with suppress(OSError):
-            self._folder.rmdir()  # if it is empty
-
-
-def _show_command(path: Path) -> str:
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"sightline show {shlex.quote(str(shown))}"
 
 
 def _file_name(test: str) -> str:

@@ -28,7 +28,7 @@ _PROBLEM_LINES: Final = 12
 
 
 class TrainingRecorder:
-    """Records some steps of a training, or each until the first NaN, and reports what it found.
+    """Records some steps of a training, or each until the first NaN, and reports the result.
 
     An error of the recorder is reported through ``report`` and ends the recording; the training goes on.
     """
@@ -43,7 +43,9 @@ class TrainingRecorder:
                 f"{min(refused)}= is the callback's own: it writes to the trainer's folder, under name=."
             )
         if steps is None and nonfinite_check is None:
-            raise UsageError('Say what to record: steps="10:12", or check="nonfinite" for the first NaN.')
+            raise UsageError(
+                'Choose the steps to record: steps="10:12", or check="nonfinite" for the first NaN.'
+            )
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, str | int)):
             raise UsageError(
                 f"steps={argument_text(steps)} must be a step or a range of them: 3, '0:5' or '10:'."
@@ -87,14 +89,15 @@ class TrainingRecorder:
         if self._traced is None:
             return
         self._end_step()
+        is_last = number + 1 not in self._span
         if self._check is not None:
-            if self._is_finite(report):
-                if number + 1 in self._span:
-                    self._drop()
-                    return
-            else:
+            if not self._is_finite(report):
                 self._finished = True
-        if self._finished or number + 1 not in self._span:
+            elif not is_last:  # the recording of a finite step
+                self._traced = None
+                remove_recording(self._recording_path)
+                return
+        if self._finished or is_last:
             self.stop(report)
 
     def _is_finite(self, report: Callable[[str], None]) -> bool:
@@ -103,15 +106,10 @@ class TrainingRecorder:
         assert self._check is not None
         try:
             nonfinite = first_nonfinite(self._traced.stop().index, allow=self._check.allow or ())
-        except Exception as error:  # noqa: BLE001 — the same
+        except Exception as error:  # noqa: BLE001 — a training does not end for its recording
             self._fail(error, report)
             return False
         return nonfinite is None
-
-    def _drop(self) -> None:
-        """Remove the recording of a finite step."""
-        self._traced = None
-        remove_recording(self._recording_path)
 
     def stop(self, report: Callable[[str], None], error: BaseException | None = None) -> None:
         """Finish the recording at the end of the training or of the chosen steps, and report it.
@@ -131,7 +129,7 @@ class TrainingRecorder:
                 return
             self.trace, self.path = recording, self._recording_path
             report(report_text(recording, self._recording_path))
-        except Exception as failure:  # noqa: BLE001 — the same
+        except Exception as failure:  # noqa: BLE001 — a training does not end for its recording
             self._fail(failure, report)
 
     def _end_step(self) -> None:

@@ -1,1 +1,1 @@
-"""The web page of a recording: `payload` packs what it shows, `document` writes the one file it is."""
+"""The web page of a recording: `payload` packs its data, `document` writes it as one file."""

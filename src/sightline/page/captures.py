@@ -1,4 +1,4 @@
-"""Captured tensors for the page: how the numbers of each are distributed, and a small map of them."""
+"""Captured tensors for the page: a histogram of the numbers of each, and a small map."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sightline.errors import SightlineError
 from sightline.page.kept_rows import Kept
 from sightline.page.sections import Sections, Strings
 
-MOST_TENSORS: Final = 400  #: drawn on a page; the rest of a recording are left out, and it says so
+MOST_TENSORS: Final = 400  #: drawn on a page, which names the number left out
 _MOST_BYTES: Final = 64 << 20  #: of one tensor
 _BINS: Final = 40
 _ROWS, _COLUMNS = 32, 64  #: cells of a map
-_LEVELS: Final = 255
+_SHADES: Final = 255  #: the darkest shade of a cell
 _NAN, _INF = -1, -2  #: cells with such a number in them
 
 
@@ -36,22 +36,26 @@ class _Drawn(NamedTuple):
     most: float
 
 
-def add_captures(made: Sections, data: TraceData, values: Kept, strings: Strings) -> None:
+def add_captures(sections: Sections, data: TraceData, values: Kept, strings: Strings) -> None:
     """Add the drawings of captured tensors, the first ones of a recording with very many."""
-    found = [drawn for info in data.captures[:MOST_TENSORS] if (drawn := _drawn(data, info, values))]
-    made.column("captures.value", np.array([each.value for each in found], dtype=np.int32))
-    made.column("captures.key", strings.all_of(each.info.key for each in found))
-    made.column("captures.slice", strings.all_of(each.slice for each in found))
+    drawings = [drawn for info in data.captures[:MOST_TENSORS] if (drawn := _drawn(data, info, values))]
+    sections.column("captures.value", np.array([each.value for each in drawings], dtype=np.int32))
+    sections.column("captures.key", strings.all_of(each.info.key for each in drawings))
+    sections.column("captures.slice", strings.all_of(each.slice for each in drawings))
     for name in ("low", "high", "least", "most"):
-        made.floats(f"captures.{name}", np.array([getattr(each, name) for each in found], dtype=np.float64))
-    made.column("captures.bin_count", np.array([len(each.bins) for each in found], dtype=np.int32))
-    made.column("captures.bins", np.array([count for each in found for count in each.bins], dtype=np.int64))
-    made.column("captures.rows", np.array([len(each.cells) for each in found], dtype=np.int32))
-    made.column(
-        "captures.cell_count", np.array([sum(map(len, each.cells)) for each in found], dtype=np.int32)
+        sections.floats(
+            f"captures.{name}", np.array([getattr(each, name) for each in drawings], dtype=np.float64)
+        )
+    sections.column("captures.bin_count", np.array([len(each.bins) for each in drawings], dtype=np.int32))
+    sections.column(
+        "captures.bins", np.array([count for each in drawings for count in each.bins], dtype=np.int64)
     )
-    flat = [cell for each in found for row in each.cells for cell in row]
-    made.column("captures.cells", np.array(flat, dtype=np.int16))
+    sections.column("captures.rows", np.array([len(each.cells) for each in drawings], dtype=np.int32))
+    sections.column(
+        "captures.cell_count", np.array([sum(map(len, each.cells)) for each in drawings], dtype=np.int32)
+    )
+    flat = [cell for each in drawings for row in each.cells for cell in row]
+    sections.column("captures.cells", np.array(flat, dtype=np.int16))
 
 
 def _drawn(data: TraceData, info: CaptureInfo, values: Kept) -> _Drawn | None:
@@ -74,14 +78,9 @@ def _drawn(data: TraceData, info: CaptureInfo, values: Kept) -> _Drawn | None:
     if shown.size < 2:
         return _Drawn(info, value, bins, low, high, "", [], np.nan, np.nan)
     cells = Cells.of(shown, [_ROWS, _COLUMNS])
-    return _Drawn(info, value, bins, low, high, text, _levels(cells), cells.low * cells.unit,
-                  cells.high * cells.unit)  # fmt: skip
-
-
-def _levels(cells: Cells) -> list[list[int]]:
-    """The cells as shades from 0 to 255; below that where a cell holds no number."""
     spread = cells.high - cells.low
     shares = (cells.means - cells.low) / spread if spread > 0 else np.full_like(cells.means, 0.5)
-    levels = np.round(np.nan_to_num(shares) * _LEVELS).astype(np.int64)
-    found: list[list[int]] = np.select([cells.nans, cells.infs], [_NAN, _INF], levels).tolist()
-    return found
+    shades = np.round(np.nan_to_num(shares) * _SHADES).astype(np.int64)
+    marked = np.select([cells.nans, cells.infs], [_NAN, _INF], shades).tolist()
+    return _Drawn(info, value, bins, low, high, text, marked, cells.low * cells.unit,
+                  cells.high * cells.unit)  # fmt: skip

@@ -1,10 +1,10 @@
 """A page as one HTML file: of a recording (`document`), of a distributed job or of a comparison.
 
-In a notebook it is the frame that a cell shows which ends with a trace (`inline_page`).
+In a notebook a cell that ends with a trace shows the page in a frame (`inline_page`).
 
-The file opens without a network and asks for none: a Content-Security-Policy forbids everything but the one
-script and the one style sheet it carries, each by its hash. What was recorded stands in it as base64 and is
-shown as text, so that nothing in it can be markup.
+The file opens without a network and makes no requests: a Content-Security-Policy forbids everything but its
+script and its style sheet, each by its hash. Recorded data is base64 and is shown as text, so that nothing
+in it can be markup.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sightline.data.index import Index
 from sightline.errors import UsageError
 from sightline.page.comparison import comparison_payload
 from sightline.page.payload import payload
-from sightline.page.ranks import rank_blocks
+from sightline.page.ranks import job_name, rank_blocks
 from sightline.ranks.merge import Run
 
-#: What is said where the package has no viewer: a source checkout in which it was not built.
+#: The error where the package has no viewer: a source checkout in which it was not built.
 NO_VIEWER: Final = (
     "The viewer of the page is not built: run `make viewer` in the source checkout, which needs Node 20, "
     "or install sightline from a wheel, which has it."
@@ -51,14 +51,14 @@ def diff_document(comparison: Comparison) -> str:
 
 def ranks_document(run: Run) -> str:
     """The page of a distributed job: all ranks, and the recording of one of each kind."""
-    name = next((str(each.info.get("name", "")) for each in run.records.values()), "")
-    name = name.rpartition(", rank ")[0] or name
-    return _page(f"{name[:_TITLE_LENGTH]} · {run.world_size} ranks · sightline", rank_blocks(run))
+    title = f"{job_name(run)[:_TITLE_LENGTH]} · {run.world_size} ranks · sightline"
+    return _page(title, rank_blocks(run))
 
 
 def _page(title: str, blocks: dict[str, bytes]) -> str:
-    """A page with the viewer and what it shows: blocks of data by their ids."""
+    """A page with the viewer and its data: blocks by their ids."""
     script, style = _viewer_file("viewer.js"), _viewer_file("viewer.css")
+    title = "".join(char if char.isprintable() else " " for char in title)  # no characters foreign to HTML
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -71,7 +71,7 @@ def _page(title: str, blocks: dict[str, bytes]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
-        f"<title>{_text(title)}</title>",
+        f"<title>{html.escape(title)}</title>",
         f"<style>{style}</style>",
         "</head>",
         "<body>",
@@ -123,12 +123,7 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _text(text: str) -> str:
-    """A text in a document, without the characters that HTML has no place for."""
-    return html.escape("".join(char if char.isprintable() else " " for char in text))
-
-
-#: Where a recording has more ops, a notebook shows its overview: the page would make the notebook huge.
+#: Of a recording with more ops a notebook shows the overview: the page would make the notebook huge.
 MOST_OPS: Final = 200_000
 _MOST_BYTES: Final = 4 << 20
 _HEIGHT: Final = 640  #: pixels: a cell with all panes, on a laptop
@@ -139,11 +134,10 @@ _STYLE: Final = (
 
 
 def inline_page(index: Index, run: Run | None = None) -> str | None:
-    """The page in a frame of its own, without a server; None where it is too large or cannot be made.
+    """The page in a frame of its own, without a server; None if it is too large or the viewer is missing.
 
-    With ``run`` it is that of all its ranks.
-
-    The frame may run the page's script and nothing else: it has no access to the notebook around it.
+    With ``run`` it is the page of all its ranks. The frame may run the page's script and nothing else: it has
+    no access to the notebook around it.
     """
     if len(index.raw.ops) > MOST_OPS:
         return None

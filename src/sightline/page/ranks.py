@@ -1,7 +1,7 @@
-"""The page of a distributed job: what is said of all ranks, and the recording of one of each kind of rank.
+"""The page of a distributed job: the overview of all ranks, and the recording of one rank of each kind.
 
 `rank_blocks(run)` packs it. Ranks that ran the same ops at the same lines are of one kind, and the page holds
-the lowest of them; of many kinds it holds a few, those that a problem names before others. A problem between
+the lowest of them. Of many kinds it holds a few, those that a problem names before others. A problem between
 ranks leads to its line on each side.
 """
 
@@ -18,27 +18,26 @@ from sightline.data.index import Index
 from sightline.page.kept_rows import Kept
 from sightline.page.payload import MOST_OPS, packed_recording, problem_row
 from sightline.page.sections import Sections
-from sightline.ranks.desync import BEFORE, ENDED, GroupTable, group_tables, parting
+from sightline.ranks.desync import BEFORE, ENDED, GroupTable, first_unmatched_op, group_tables
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.overview import rank_problems, ranks_overview
 from sightline.ranks.rank_ends import whereabouts
-from sightline.ranks.record import RankRecord
 from sightline.store import load
 from sightline.views.problems import problem_lines
 from sightline.views.rendering import Block, Cell, Line, Span, printable
 
 MOST_RANKS: Final = 8  #: whose recordings a page holds
-_ROOM: Final = 100  #: columns of the text that the overview is
+_ROOM: Final = 100  #: columns of the text of the overview
 
 
 class Side(NamedTuple):
-    """What some ranks did where others did something else."""
+    """The action of some ranks where others did something else."""
 
     ranks: list[int]
     text: str  #: ``runs all_reduce #2 of 4 float32``
     place: str
-    op: int  #: of the first of the ranks; -1 where it ran none
+    op: int  #: of the first of the ranks; -1 without one
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Difference:
     """A collective that is not the same on all ranks of its group."""
 
     sides: list[Side]
-    since: str  #: ``after collective #1``; empty where no op differs before
+    since: str  #: ``after collective #1``; empty if no op differs before
     parting: list[Side]  #: the first ops that two ranks do not share
 
     def is_at(self, place: str) -> bool:
@@ -58,7 +57,10 @@ def rank_blocks(run: Run) -> dict[str, bytes]:
     problems = rank_problems(run)
     differences = [_difference(run, table, number) for table in group_tables(run)
                    if (number := table.first_difference()) is not None]  # fmt: skip
-    embedded = _embedded_ranks(run, differences)
+    # The lowest rank of each kind; of very many kinds those of a difference first.
+    lowest = [ranks[0] for ranks in run.classes]
+    concerned = [_like(run, side.ranks[0]) for each in differences for side in each.sides]
+    embedded = sorted(list(dict.fromkeys([*lowest[:1], *concerned, *lowest]))[:MOST_RANKS])
     blocks: dict[str, bytes] = {}
     kept: dict[int, Kept] = {}
     for rank in embedded:
@@ -68,28 +70,22 @@ def rank_blocks(run: Run) -> dict[str, bytes]:
         finally:
             data.close()
         blocks[f"recording-{rank}"], kept[rank] = packed, rows.ops
-    made = Sections()
-    made.table("job", {
-        "name": _name(run),
+    sections = Sections()
+    sections.table("job", {
+        "name": job_name(run) or "run",
         "world": run.world_size,
-        "kinds": [_kind_row(run, ranks, embedded) for ranks in run.classes],
+        "kinds": [{"rank": ranks[0] if ranks[0] in embedded else -1, "text": ranks_text(ranks),
+                   "ops": run.records[ranks[0]].ops} for ranks in run.classes],
         "blocks": list(_overview_rows(run, problems)),
         "problems": [_problem_row(run, each, differences, kept) for each in problems],
     })  # fmt: skip
-    return blocks | {"ranks": made.bytes()}
+    return blocks | {"ranks": sections.bytes()}
 
 
-def _name(run: Run) -> str:
-    first = next(iter(run.records.values()), None)
-    name = "" if first is None else str(first.info.get("name") or "")
-    return name.rpartition(", rank ")[0] or name or "run"
-
-
-def _embedded_ranks(run: Run, differences: list[Difference]) -> list[int]:
-    """The lowest rank of each kind; of very many kinds those of a difference first."""
-    concerned = [_like(run, side.ranks[0]) for each in differences for side in each.sides]
-    lowest = [ranks[0] for ranks in run.classes]
-    return sorted(list(dict.fromkeys([*lowest[:1], *concerned, *lowest]))[:MOST_RANKS])
+def job_name(run: Run) -> str:
+    """The name of the recordings of a job, without the rank; empty without one."""
+    name = next((str(record.info.get("name") or "") for record in run.records.values()), "")
+    return name.rpartition(", rank ")[0] or name
 
 
 def _like(run: Run, rank: int) -> int:
@@ -97,12 +93,7 @@ def _like(run: Run, rank: int) -> int:
     return next(ranks[0] for ranks in run.classes if rank in ranks)
 
 
-def _kind_row(run: Run, ranks: list[int], embedded: list[int]) -> dict[str, Any]:
-    record = run.records[ranks[0]]
-    return {"rank": ranks[0] if ranks[0] in embedded else -1, "text": ranks_text(ranks), "ops": record.ops}
-
-
-# -- where ranks part ------------------------------------------------------------------------------------
+# -- differences -----------------------------------------------------------------------------------------
 
 
 def _difference(run: Run, table: GroupTable, number: int) -> Difference:
@@ -114,17 +105,27 @@ def _difference(run: Run, table: GroupTable, number: int) -> Difference:
     ordered = sorted(classes.items(), key=lambda pair: (pair[0][0] == ENDED, -len(pair[1]), pair[1][0]))
     sides = [_side(run, table, number, signature, ended, ranks) for (signature, ended), ranks in ordered]
     here, there = sides[0].ranks[0], sides[-1].ranks[0]
-    found = parting(run, table, here, there, number)
-    if found is None:
+    first = first_unmatched_op(run, table, here, there, number)
+    if first is None:
         return Difference(sides, "", [])
-    steps = ((here, found.ours), (there, found.theirs))
-    parts = [_parting_side(run, table, found.since, rank, step) for rank, step in steps]
-    return Difference(
-        sides, "from the start" if found.since < 0 else f"after collective #{found.since}", parts
-    )
+    since = "from the start" if first.since < 0 else f"after collective #{first.since}"
+    parts = []
+    for rank, step in ((here, first.ours), (there, first.theirs)):
+        if step is None:
+            parts.append(Side([rank], "ends", "", -1))
+            continue
+        record = run.records[rank]
+        before = table.call(run, rank, first.since) if first.since >= 0 else None
+        after = -1 if before is None else int(before[0].op[before[1]])
+        ops = record.step_ops[(record.steps == step) & (record.step_ops > after)]
+        name, place = run.names.steps.all[step]
+        op = int(ops.min()) if len(ops) else -1
+        parts.append(Side([rank], f"runs {run.names.ops.all[name]}", run.names.places.all[place], op))
+    return Difference(sides, since, parts)
 
 
 def _side(run: Run, table: GroupTable, number: int, signature: int, ended: str, ranks: list[int]) -> Side:
+    """The collective that some ranks ran with this number, or how they ended."""
     record = run.records[ranks[0]]
     call = table.call(run, ranks[0], number)
     if call is None:
@@ -135,19 +136,6 @@ def _side(run: Run, table: GroupTable, number: int, signature: int, ended: str, 
     text = str(first).replace(f"#{first.number}", f"#{number}", 1)
     verb = "run" if len(ranks) > 1 else "runs"
     return Side(ranks, f"{verb} {text}", run.names.places.all[calls.place[at]], int(calls.op[at]))
-
-
-def _parting_side(run: Run, table: GroupTable, since: int, rank: int, step: int | None) -> Side:
-    """The op that a rank runs where another one runs something else."""
-    record = run.records[rank]
-    if step is None:
-        return Side([rank], "ends", "", -1)
-    before = table.call(run, rank, since) if since >= 0 else None
-    after = -1 if before is None else int(before[0].op[before[1]])
-    found = record.step_ops[(record.steps == step) & (record.step_ops > after)]
-    op, place = run.names.steps.all[step]
-    where = int(found.min()) if len(found) else -1
-    return Side([rank], f"runs {run.names.ops.all[op]}", run.names.places.all[place], where)
 
 
 # -- rows of the page ------------------------------------------------------------------------------------
@@ -174,15 +162,17 @@ def _sides_at(run: Run, place: str, kept: dict[int, Kept]) -> Iterator[Side]:
     steps = np.array([step for step, (_, at) in enumerate(run.names.steps.all) if at == number])
     for rank in kept if place else ():
         record = run.records[rank]
-        found = record.step_ops[np.isin(record.steps, steps)]
-        if len(found):
+        ops = record.step_ops[np.isin(record.steps, steps)]
+        if len(ops):
             ranks = next(ranks for ranks in run.classes if rank in ranks)
-            yield Side(ranks, "", place, int(found.min()))
+            yield Side(ranks, "", place, int(ops.min()))
 
 
 def _side_row(run: Run, side: Side, kept: dict[int, Kept]) -> dict[str, Any]:
     rank = _like(run, side.ranks[0])
-    op = _same_op(run.records[side.ranks[0]], run.records[rank], side.op)
+    # The op in the same place on the rank of the page, which ran the same ops.
+    places = np.flatnonzero(run.records[side.ranks[0]].step_ops == side.op)
+    op = int(run.records[rank].step_ops[places[0]]) if len(places) else -1
     return {
         "ranks": ranks_text(side.ranks), "text": side.text, "place": side.place,
         "rank": rank if rank in kept else -1,
@@ -190,39 +180,27 @@ def _side_row(run: Run, side: Side, kept: dict[int, Kept]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _same_op(record: RankRecord, other: RankRecord, op: int) -> int:
-    """The op in the place of one of a rank, on a rank that ran the same ops."""
-    found = np.flatnonzero(record.step_ops == op)
-    return int(other.step_ops[found[0]]) if len(found) else -1
-
-
 def _overview_rows(run: Run, problems: list[Problem]) -> Iterator[dict[str, Any]]:
-    """The overview as a terminal shows it, with a number where a problem stands."""
+    """The overview as a terminal shows it, with the number of a problem in place of its text."""
     blocks: list[Block] = list(ranks_overview(run).blocks)[:-1]  # the last names Python's views
     texts = [[line.text for line in problem_lines(each, _ROOM)] for each in problems]
+    printed = [block.text if isinstance(block, Line) else "" for block in blocks]
     at = shown = 0
     while at < len(blocks):
-        lines = texts[shown] if shown < len(texts) else [""]
-        if lines[0] and _texts(blocks[at : at + len(lines)]) == lines:
+        lines, block = texts[shown] if shown < len(texts) else [""], blocks[at]
+        if lines[0] and printed[at : at + len(lines)] == lines:
             yield {"problem": shown}
             at += len(lines)
             shown += 1
+            continue
+        if isinstance(block, Line):
+            yield {"line": _spans((Span(block.prefix), *block.spans) if block.prefix else block.spans)}
         else:
-            yield _block_row(blocks[at])
-            at += 1
-
-
-def _texts(blocks: list[Block]) -> list[str]:
-    return [block.text if isinstance(block, Line) else "" for block in blocks]
-
-
-def _block_row(block: Block) -> dict[str, Any]:
-    if isinstance(block, Line):
-        return {"line": _spans((Span(block.prefix), *block.spans) if block.prefix else block.spans)}
-    return {
-        "columns": [[column.title, column.right] for column in block.columns],
-        "rows": [[_spans(cell) for cell in row] for row in block.rows],
-    }
+            yield {
+                "columns": [[column.title, column.right] for column in block.columns],
+                "rows": [[_spans(cell) for cell in row] for row in block.rows],
+            }
+        at += 1
 
 
 def _spans(cell: Cell) -> list[list[str]]:

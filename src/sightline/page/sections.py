@@ -2,12 +2,11 @@
 
     4 bytes      length of the header, little-endian
     header       JSON: the sections in order, each with its name, type, length and packed size
-    sections     each compressed by itself (raw deflate, what ``DecompressionStream("deflate-raw")`` reads)
+    sections     each compressed by itself (raw deflate, as ``DecompressionStream("deflate-raw")`` reads it)
 
 A column of integers is kept in the narrowest type that holds it. Its bytes stand in planes, all lowest bytes
-first: neighbours are alike there, and compress to a fraction. A column that only grows is kept as its
-differences. Texts are kept once each and referred to by number (`Strings`). The viewer reads it all in
-``viewer/src/data/sections.ts``.
+first, because similar neighbours compress better. A column that only grows is kept as its differences. Texts
+are kept once each and referred to by number (`Strings`). ``viewer/src/data/sections.ts`` reads it all.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from sightline.data.trace_data import I32
 
 FORMAT: Final = 1  #: the viewer refuses another one
 _INTEGERS: Final = ((np.int8, "i1"), (np.int16, "i2"), (np.int32, "i4"))
-_EXACT: Final = 2**53  #: larger integers are no numbers of JavaScript's
+_EXACT: Final = 2**53  #: JavaScript has no exact integers beyond it
 
 
 @dataclass
 class Sections:
-    """What goes into the page, section by section.
+    """The data of a page, section by section.
 
-    >>> made = Sections()
-    >>> made.column("start", np.array([5, 7, 1000]), grows=True)
-    >>> made.table("names", ["relu", "mm"])
-    >>> [(each["name"], each["type"], each["length"]) for each in made.header]
+    >>> sections = Sections()
+    >>> sections.column("start", np.array([5, 7, 1000]), grows=True)
+    >>> sections.table("names", ["relu", "mm"])
+    >>> [(each["name"], each["type"], each["length"]) for each in sections.header]
     [('start', 'i2', 3), ('names', 'json', 1)]
     """
 
@@ -55,7 +54,7 @@ class Sections:
         self._add(name, "f8", len(whole), _planes(whole.astype(np.float64)), grows=grows)
 
     def floats(self, name: str, numbers: NDArray[Any]) -> None:
-        """Add a column of numbers as they come out of tensors; seven digits are enough to look at."""
+        """Add a column of floats with seven digits, which are enough to look at."""
         with np.errstate(over="ignore"):
             single = np.asarray(numbers).astype(np.float32)
         self._add(name, "f4", len(single), _planes(single))
@@ -63,7 +62,7 @@ class Sections:
     def table(self, name: str, rows: Any) -> None:
         """Add plain data: strings, small tables, settings."""
         text = json.dumps(rows, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        # A lone surrogate, which a file name may hold, is no character of UTF-8.
+        # UTF-8 cannot encode a lone surrogate, which a file name may hold.
         self._add(name, "json", 1, text.encode("utf-8", "replace"))
 
     def _add(self, name: str, type: str, length: int, data: bytes, *, grows: bool = False) -> None:

@@ -1,8 +1,9 @@
-"""Buffers of replicas: what of them each call of a module was given, and where ranks differ in that.
+"""Buffers of replicas: the versions that each call of a module was given, and where ranks differ in these.
 
-Only what a call is given counts: DDP lets buffers differ until its next forward pass copies those of rank 0
-to all. A batch norm writes its running statistics without torch saying so; it is followed by the statistics
-of its batch. A buffer that was not measured, such as a counter, is followed by the ops that write to it.
+Only versions that a call is given count: DDP lets buffers differ until its next forward pass copies those of
+rank 0 to all. A batch norm writes its running statistics without a sign from torch; it is followed by the
+statistics of its batch. A buffer that was not measured, such as a counter, is followed by the ops that write
+to it.
 """
 
 from __future__ import annotations
@@ -33,16 +34,15 @@ _NORMS: Final = frozenset(
     "native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_gather_stats_with_counts".split()
 )
 _RUNNING: Final = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-_OVERWRITES: Final = frozenset(
-    ("copy_", "fill_", "zero_")
-)  #: ops whose result does not depend on what was there
+#: Ops whose result does not depend on the old contents.
+_OVERWRITES: Final = frozenset(("copy_", "fill_", "zero_"))
 _MOST: Final = 1000  #: versions of a buffer that are kept
 _MOST_RUNNING: Final = 8  #: of running statistics, of which there are many and which differ at once
 
 
 @dataclass(frozen=True)
 class Versions:
-    """What calls of a module were given of a buffer, one entry where it is another than before."""
+    """The versions of a buffer that calls of a module were given, an entry for each change."""
 
     calls: tuple[int, ...]  #: from which call on
     prints: tuple[int, ...]
@@ -64,16 +64,23 @@ class Buffers:
 
 
 def buffers_of(index: Index, op_places: I32) -> Buffers | None:
-    """What is kept of the buffers of a trace; None without fingerprints or buffers.
+    """The buffers of a trace; None without fingerprints or buffers.
 
-    Of the last ops of a run there is none, either: their calls on one rank are not those on another.
+    None, too, where only the last ops were kept: their calls on one rank are not those on another.
     """
     data = index.raw
     values = data.values
     named = np.flatnonzero((values.kind == _BUFFER) & (values.name >= 0))
     if not data.stats.fingerprint.any() or not len(named) or data.info.get("dropped"):
         return None
-    writes, calls = _Writes(data, named), _calls_by_path(data)
+    writes = _Writes(data, named)
+    # The first op of each call of a module, by its path and whether it evaluates.
+    calls: dict[tuple[str, bool], list[int]] = {}
+    columns = (data.calls.module, data.calls.flags, data.calls.first_op)
+    for module, flags, first_op in zip(*(each.tolist() for each in columns), strict=True):
+        if flags & (TRAINING | EVALUATION):
+            key = (data.modules[module].path, not flags & TRAINING)
+            calls.setdefault(key, []).append(first_op)
     steps = innermost_steps(index.step_infos)
     starts = [step.first_op for step in steps]
     given: dict[tuple[str, bool], Versions] = {}
@@ -98,19 +105,6 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _calls_by_path(data: TraceData) -> dict[tuple[str, bool], list[int]]:
-    """The first op of each call of a module, by its path and whether it evaluates."""
-    found: dict[tuple[str, bool], list[int]] = {}
-    calls = data.calls
-    for module, flags, first_op in zip(
-        calls.module.tolist(), calls.flags.tolist(), calls.first_op.tolist(), strict=True
-    ):
-        if flags & (TRAINING | EVALUATION):
-            key = (data.modules[module].path, not flags & TRAINING)
-            found.setdefault(key, []).append(first_op)
-    return found
-
-
 class _Writes:
     """The states of each buffer of a trace, as numbers that are equal for equal contents."""
 
@@ -118,11 +112,13 @@ class _Writes:
         self._data = data
         self.running: set[str] = set()
         self._states: dict[str, list[tuple[int, int]]] = {}  # (op that wrote it, state)
-        events = [*self._versions(named), *self._norms(named)]
-        for op, name, value, results in sorted(events, key=lambda event: event[0]):
+        names, values = data.names, data.values
+        events = [(int(values.producer[value]), names[values.name[value]], value, ())
+                  for value in named.tolist()]  # fmt: skip
+        for op, name, value, results in sorted([*events, *self._norms(named)], key=lambda event: event[0]):
             states = self._states.setdefault(name, [])
             before = states[-1][1] if states else 0
-            state = self._of_norm(before, results) if results else self._of_version(before, op, value)
+            state = _mixed("batch norm", before, *results) if results else self._version(before, op, value)
             states.append((op, state))
         # Other norms than those of batches run them on copies, which torch then copies back.
         self.running |= {name for name in self._states if name.rpartition(".")[2] in _RUNNING}
@@ -142,11 +138,6 @@ class _Writes:
                 last = at
                 yield number, first_op, *states[at]
 
-    def _versions(self, named: I64) -> Iterator[tuple[int, str, int, tuple[int, ...]]]:
-        values, names = self._data.values, self._data.names
-        for value in named.tolist():
-            yield int(values.producer[value]), names[values.name[value]], value, ()
-
     def _norms(self, named: I64) -> Iterator[tuple[int, str, int, tuple[int, ...]]]:
         """The batch norms that were trained, and the running statistics they wrote."""
         data, ops = self._data, self._data.ops
@@ -165,17 +156,14 @@ class _Writes:
                     self.running.update(f"{owner}.{each}".lstrip(".") for each in _RUNNING)
                     yield op, name, int(value), results
 
-    def _of_norm(self, before: int, results: tuple[int, ...]) -> int:
-        return _mixed("batch norm", before, *results)
-
-    def _of_version(self, before: int, op: int, value: int) -> int:
-        """A version by its fingerprint, or by what wrote it."""
+    def _version(self, before: int, op: int, value: int) -> int:
+        """A version by its fingerprint, or by the op that wrote it."""
         measured = self._print(value)
         if measured or op < 0:
             return measured
         ops = self._data.ops
         name = self._data.names[ops.name[op]]
-        if kind_of(name):  # which leaves the same on every rank
+        if kind_of(name):  # a collective has the same result on every rank
             return _mixed(kind_of(name))
         form = self._data.forms[ops.form[op]]
         constants = [repr(leaf) for _, leaf in form.leaves() if leaf is not SLOT]
@@ -210,10 +198,6 @@ class _Difference:
     lines: tuple[int, int]  #: where it was written on the first rank, and on the first of the others
     step: str
 
-    @property
-    def order(self) -> tuple[int, bool, str]:
-        return self.call, self.evaluates, self.name
-
 
 def buffer_problems(run: Run) -> Iterator[Problem]:
     """Buffers that calls of replicas were given differently: running statistics by themselves."""
@@ -224,12 +208,13 @@ def buffer_problems(run: Run) -> Iterator[Problem]:
             names = frozenset(name for name, _ in buffers.given)
             groups.setdefault(names, []).append((rank, buffers))
     for (rank, ours), *others in groups.values():
-        differences = (_difference(key, mine, others) for key, mine in ours.given.items())
-        found = sorted((each for each in differences if each is not None), key=lambda each: each.order)
-        running = [each for each in found if each.name in ours.running]
-        rest = [each for each in found if each.name not in ours.running]
+        differences = [each for key, mine in ours.given.items()
+                       if (each := _difference(key, mine, others)) is not None]  # fmt: skip
+        differences.sort(key=lambda each: (each.call, each.evaluates, each.name))
+        rest = [each for each in differences if each.name not in ours.running]
         if rest:
             yield _drift(run, rank, rest)
+        running = [each for each in differences if each.name in ours.running]
         if running:
             yield _running_statistics(run, rank, running)
 
@@ -237,6 +222,7 @@ def buffer_problems(run: Run) -> Iterator[Problem]:
 def _difference(
     key: tuple[str, bool], mine: Versions, others: list[tuple[int, Buffers]]
 ) -> _Difference | None:
+    """The first difference in a buffer between one rank and the others."""
     first: _Difference | None = None
     for rank, buffers in others:
         yours = buffers.given.get(key)
@@ -247,11 +233,8 @@ def _difference(
             first.ranks.append(rank)
         elif first is None or call < first.call:
             here, there = _at(mine, call), _at(yours, call)
-            at = next(
-                ((each, row) for each, row in ((mine, here), (yours, there)) if each.calls[row] == call)
-            )
-            lines = mine.lines[here], yours.lines[there]
-            first = _Difference(call, *key, [rank], lines, at[0].steps[at[1]])
+            step = mine.steps[here] if mine.calls[here] == call else yours.steps[there]
+            first = _Difference(call, *key, [rank], (mine.lines[here], yours.lines[there]), step)
     return first
 
 
@@ -282,11 +265,10 @@ def _at(versions: Versions, call: int) -> int:
     return bisect_right(versions.calls, call) - 1
 
 
-def _drift(run: Run, rank: int, found: list[_Difference]) -> Problem:
-    first = found[0]
-    more = (
-        f", and {len(found) - 1} more buffers," if len(found) > 2 else ", and another one," * (len(found) - 1)
-    )
+def _drift(run: Run, rank: int, differences: list[_Difference]) -> Problem:
+    """Buffers that differ, other than running statistics."""
+    first, others = differences[0], len(differences) - 1
+    more = f", and {others} more buffers," if others > 1 else ", and another one," * others
     title = (
         f"{first.name}{more} of {ranks_text(first.ranks)} differs from that of rank {rank} {_since(first)}"
     )
@@ -303,10 +285,11 @@ def _drift(run: Run, rank: int, found: list[_Difference]) -> Problem:
     )  # fmt: skip
 
 
-def _running_statistics(run: Run, rank: int, found: list[_Difference]) -> Problem:
-    evaluated = next((each for each in found if each.evaluates), None)
-    first = evaluated or found[0]
-    owners = list(dict.fromkeys(_owner(each.name) for each in found))
+def _running_statistics(run: Run, rank: int, differences: list[_Difference]) -> Problem:
+    """Running statistics that differ: a warning where a module evaluates with them."""
+    evaluated = next((each for each in differences if each.evaluates), None)
+    first = evaluated or differences[0]
+    owners = list(dict.fromkeys(_owner(each.name) for each in differences))
     of = f"{len(owners):,} batch norms" if len(owners) > 1 else owners[0] or "the batch norm"
     title = (
         f"Running statistics of {of} on {ranks_text(first.ranks)} differ from those on rank {rank} "

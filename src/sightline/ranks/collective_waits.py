@@ -1,4 +1,4 @@
-"""Who waits: clocks brought together by the collectives, the rank that comes last, and what it does before.
+"""Who waits: clocks brought together by the collectives, and the rank that comes last to each of these.
 
 A rank comes to a collective when it calls it. The others wait for the last one; the difference is waiting
 time, whatever the backend. Clocks that disagree are found by the same collectives: their ends are common.
@@ -18,7 +18,7 @@ from sightline.ranks.desync import GroupTable, group_tables
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 
-#: ns that two clocks may differ by before they are corrected: of two hosts, and of what says to be one.
+#: ns that two clocks may differ by before they are corrected: of two hosts, and of one by its name.
 _CORRECTED, _CORRECTED_HERE = 1_000_000, 60_000_000_000
 _NOTED: Final = 2_000_000_000  #: ns of a clock that is wrong, and not only a little off like all clocks
 
@@ -49,7 +49,7 @@ class Waiting:
 
     @cached_property
     def offsets(self) -> dict[int, int]:
-        """What has to be added to the times of each rank, in ns since it began, to get one common clock."""
+        """The ns to add to the times of each rank, in ns since it began, to get one common clock."""
         records = self.run.records
         began = {rank: int(record.info.get("began_ns") or 0) for rank, record in records.items()}
         first = min(began.values(), default=0)
@@ -61,7 +61,7 @@ class Waiting:
     @cached_property
     def clocks(self) -> dict[int, int]:
         """The ranks whose clock disagrees with that of the lowest rank of their group, and by how many ns."""
-        found: dict[int, int] = {}
+        clocks: dict[int, int] = {}
         for table in self.tables:
             times = self.times(table, "released", raw=True)
             if not times.shape[1]:
@@ -69,15 +69,13 @@ class Waiting:
             reference = times[0]
             for row, rank in enumerate(table.ranks[1:], 1):
                 both = ~np.isnan(reference) & ~np.isnan(times[row])
-                if both.any() and rank not in found:
+                if both.any() and rank not in clocks:
                     ahead = float(np.median(times[row][both] - reference[both]))
-                    if abs(ahead) > self._tolerance(table.ranks[0], rank):
-                        found[rank] = int(ahead) + found.get(table.ranks[0], 0)
-        return found
-
-    def _tolerance(self, rank: int, other: int) -> int:
-        hosts = {self.run.records[each].host for each in (rank, other)}
-        return _CORRECTED_HERE if len(hosts) == 1 and hosts != {""} else _CORRECTED
+                    hosts = {self.run.records[each].host for each in (table.ranks[0], rank)}
+                    is_one_host = len(hosts) == 1 and hosts != {""}
+                    if abs(ahead) > (_CORRECTED_HERE if is_one_host else _CORRECTED):
+                        clocks[rank] = int(ahead) + clocks.get(table.ranks[0], 0)
+        return clocks
 
     def notes(self) -> list[str]:
         """A sentence for the ranks whose clocks disagree."""
@@ -145,7 +143,7 @@ class Waiting:
 
     def lines(self) -> list[LineWaits]:
         """The waiting by kind and line of collectives, the longest first; lines are of the lowest rank."""
-        found: list[LineWaits] = []
+        lines: list[LineWaits] = []
         for table, arrivals, waits in zip(self.tables, self.arrivals, self.waits, strict=True):
             calls = self.run.records[table.ranks[0]].groups.get(table.group)
             columns = np.flatnonzero(~np.isnan(arrivals).any(axis=0))
@@ -161,10 +159,10 @@ class Waiting:
                 rows.setdefault(key, []).append(column)
             for (kind, line), each in rows.items():
                 lost, last = waits[:, each], np.bincount(arrivals[:, each].argmax(axis=0))
-                found.append(
+                lines.append(
                     LineWaits(
                         kind, line, len(each), int(lost.sum()), int(lost.max()),
                         table.ranks[int(last.argmax())], int(last.max()),
                     )
                 )  # fmt: skip
-        return sorted(found, key=lambda each: -each.waited)
+        return sorted(lines, key=lambda each: -each.waited)

@@ -1,7 +1,7 @@
 """The collectives of one rank: ops of ``c10d`` with kind, group, peers, bytes, dtype and order number.
 
-They are ops like others, which both engines record; what makes them collectives is read off their names and
-arguments here, when it is asked for.
+They are ops like others, which both engines record; kind, group and peers are read from their names and
+arguments here, on first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sightline.data.forms import SLOT, Form, Symbol, leaves
 from sightline.data.trace_data import I64, TraceData
 
 _NAMESPACES: Final = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
-#: What an op's name begins with, after its namespace and a leading underscore, and its kind.
+#: The beginning of an op's name, after its namespace and a leading underscore, and its kind.
 _KINDS: Final = (
     ("all_reduce", "all_reduce"), ("allreduce", "all_reduce"),
     ("all_gather", "all_gather"), ("allgather", "all_gather"),
@@ -32,7 +32,7 @@ _KINDS: Final = (
 #: Kinds of which every rank must pass as many elements of the same dtype.
 SAME_SIZE: Final = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"})
 POINT_TO_POINT: Final = frozenset({"send", "recv"})
-#: The arguments with what a rank contributes, by the names in the schemas of torch, the first that is there.
+#: The arguments that a rank contributes, by the names in the schemas of torch, the first that is there.
 _PAYLOAD: Final = ("input_tensors", "input_tensor", "input", "inputs", "tensors", "tensor", "self")
 REPLICATED: Final = "DistributedDataParallel"  #: the class of a module whose weights are equal on all ranks
 #: Backends that match messages by their order alone.
@@ -49,40 +49,40 @@ class Collective:
     group: str  #: the name of its process group
     peers: tuple[int, ...]  #: the ranks of the group; of a send or receive, the other one
     number: int  #: its order in the group, from 0; sends and receives are counted for each peer
-    bytes: int  #: what this rank contributes
+    bytes: int  #: that this rank contributes
     elements: int
     dtype: str
     reduction: str  #: ``sum``; "" where nothing is reduced
     root: int  #: the rank it starts from or goes to; -1 where there is none
-    counter: tuple[str, ...]  #: what its order number counts
+    counter: tuple[str, ...]  #: the name of the count that its order number is of
     start: int  #: ns since the recording began
     duration: int  #: of the call on the host; an asynchronous one is waited for later
     tag: int = 0  #: of a send or receive, which belongs to one with the same tag
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What has to be the same on every rank of the group."""
+        """The facts that have to be the same on every rank of the group."""
         if self.kind in SAME_SIZE:
             return self.kind, self.elements, self.dtype, self.reduction, self.root
         return self.kind, self.root if self.kind not in POINT_TO_POINT else -1
 
     def __str__(self) -> str:
-        what = f"{self.kind} #{self.number}" if self.kind not in POINT_TO_POINT else self.kind
+        name = f"{self.kind} #{self.number}" if self.kind not in POINT_TO_POINT else self.kind
         size = f" of {self.elements:,} {self.dtype}" if self.kind in SAME_SIZE else ""
         other = f" {'to' if self.kind == 'send' else 'from'} rank {self.root}" if self.root >= 0 else ""
         if self.kind == "reduce":
             other = f" to rank {self.root}"
-        return f"{what}{size}{tag_text(self.tag)}{other}"
+        return f"{name}{size}{tag_text(self.tag)}{other}"
 
 
 def tag_text(tag: int) -> str:
-    """The tag of a message, behind what it is; messages without one have the tag 0."""
+    """The tag of a message, as the end of its description; messages without one have the tag 0."""
     return f" with tag {tag}" if tag else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """What all calls with one name and form have in common."""
+    """The facts that all calls with one name and form have in common."""
 
     kind: str
     group: str
@@ -93,7 +93,7 @@ class _Traits:
 
     @property
     def counter(self) -> tuple[str, ...]:
-        """What its order number counts: the collectives of a group, or messages of a peer and a tag."""
+        """The count that its order number is of: collectives of a group, or messages of a peer and a tag."""
         if self.kind not in POINT_TO_POINT:
             return (self.group,)
         return self.group, self.kind, str(self.root), *((str(self.tag),) if self.tag else ())
@@ -113,7 +113,7 @@ _MESSAGES: Final = re.compile(r"(.*):(send|recv):(-?\d{1,9})(?::(-?\d{1,12}))?",
 
 
 def messages_of(counter: str) -> tuple[str, str, int, int] | None:
-    """Group, kind, peer within the group and tag of what a counter of messages counts; None of collectives.
+    """Group, kind, peer within the group and tag of a counter of messages; None for one of collectives.
 
     >>> messages_of("0:send:1"), messages_of("0:recv:1:7"), messages_of("0")
     (('0', 'send', 1, 0), ('0', 'recv', 1, 7), None)
@@ -151,21 +151,22 @@ class Collectives(Sequence[Collective]):
         columns = (ops.name, ops.form, ops.start, ops.duration)
         taken = zip(self.ops.tolist(), *(column[self.ops].tolist() for column in columns), strict=True)
         for op, name, form, start, duration in taken:
-            found = traits.get((name, form))
-            if found is None:
-                found = traits[name, form] = self._traits(data.names[name], data.forms[form])
-            metas = [data.metas[data.values.meta[value]] for value in ops.inputs_of(op)[found.payload]]
-            peers = tuple(_integers((groups.get(found.group) or {}).get("ranks")))
-            root = peers[found.root] if 0 <= found.root < len(peers) else found.root
-            if found.kind in POINT_TO_POINT:
+            trait = traits.get((name, form))
+            if trait is None:
+                trait = traits[name, form] = self._traits(data.names[name], data.forms[form])
+            metas = [data.metas[data.values.meta[value]] for value in ops.inputs_of(op)[trait.payload]]
+            ranks = (groups.get(trait.group) or {}).get("ranks") or ()
+            peers = tuple(each for each in ranks if type(each) is int)
+            root = peers[trait.root] if 0 <= trait.root < len(peers) else trait.root
+            if trait.kind in POINT_TO_POINT:
                 peers = (root,) if root >= 0 else ()
-            number = counts[found.counter]
-            counts[found.counter] += 1
+            number = counts[trait.counter]
+            counts[trait.counter] += 1
             rows.append(
                 Collective(
-                    op, found.kind, found.group, peers, number, sum(meta.nbytes for meta in metas),
-                    sum(meta.numel for meta in metas), metas[0].dtype if metas else "", found.reduction,
-                    root, found.counter, start, duration, found.tag,
+                    op, trait.kind, trait.group, peers, number, sum(meta.nbytes for meta in metas),
+                    sum(meta.numel for meta in metas), metas[0].dtype if metas else "", trait.reduction,
+                    root, trait.counter, start, duration, trait.tag,
                 )
             )  # fmt: skip
         return rows
@@ -179,7 +180,9 @@ class Collectives(Sequence[Collective]):
         return counts
 
     def _traits(self, name: str, form: Form) -> _Traits:
-        arguments = _named(form, self._data.schemas.get(name, ()))
+        schema = [argument.partition("=")[0] for argument in self._data.schemas.get(name, ())]
+        arguments = {schema[at] if at < len(schema) else str(at): item for at, item in enumerate(form.args)}
+        arguments |= form.kwargs or {}
         group = arguments.get("process_group", arguments.get("group_name", ""))
         group = str(group).removeprefix("group ") if isinstance(group, Symbol | str) else ""
         reduction = arguments.get("reduce_op", "")
@@ -203,7 +206,7 @@ class Collectives(Sequence[Collective]):
         return _Traits(kind_of(name), group, reduction.lower(), root, payload, tag)
 
     def module_of(self, collective: Collective) -> str:
-        """The module that a collective serves: whose weights it gathers, or whose gradients it reduces.
+        """The module whose weights a collective gathers, or whose gradients it reduces.
 
         It is the one module with as many parameters; where there are several or none, the module it ran in,
         or the one that DDP wraps. Empty where none is known.
@@ -239,7 +242,7 @@ class Collectives(Sequence[Collective]):
 def released(data: TraceData, at: I64) -> NDArray[np.int64]:
     """When the host went on after some ops: the start of the next op of the same thread that is no child.
 
-    After the last op of a thread that is not known: it may have waited until the recording ended.
+    For the last op of a thread this is the end of the recording: it may have waited until then.
     """
     ops = data.ops
     end = int(data.info.get("duration_ns") or 0)
@@ -253,13 +256,3 @@ def released(data: TraceData, at: I64) -> NDArray[np.int64]:
         ends = ops.start[at[where[has]]] + ops.duration[at[where[has]]]
         result[where[has]] = np.maximum(ends, nexts)
     return result
-
-
-def _named(form: Form, schema: tuple[str, ...]) -> dict[str, Any]:
-    names = [argument.partition("=")[0] for argument in schema]
-    named = {names[at] if at < len(names) else str(at): item for at, item in enumerate(form.args)}
-    return named | (form.kwargs or {})
-
-
-def _integers(items: Any) -> Iterator[int]:
-    yield from (item for item in items or () if type(item) is int)

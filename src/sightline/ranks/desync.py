@@ -1,4 +1,4 @@
-"""Where ranks part: the first collective that is not the same on every rank of its group, and why.
+"""Desync: the first collective that is not the same on every rank of its group, and the op that caused it.
 
 The collectives of a group have to come in the same order on all its ranks. The first that differs, or that a
 rank never comes to, is a problem; between it and the one before, the first op that differs is its cause.
@@ -40,18 +40,18 @@ class GroupTable:
 
     group: str
     ranks: list[int]
-    first: int  #: the order number of the first column: with ``last=`` those before it are not looked at
+    first: int  #: the order number of the first column: with ``last=`` earlier ones are left out
     shifts: list[int]  #: the column of the first collective that a rank still has; negative before the table
     signature: NDArray[np.int32]
 
     def call(self, run: Run, rank: int, column: int) -> tuple[GroupCalls, int] | None:
-        """A rank's calls, and which of them is in this column; None where it has none there."""
+        """A rank's calls, and the number of the one in this column; None where it has none there."""
         calls = run.records[rank].groups.get(self.group)
         at = column - self.shifts[self.ranks.index(rank)]
         return (calls, at) if calls is not None and 0 <= at < len(calls) else None
 
     def cells(self, row: int, calls: GroupCalls) -> tuple[slice, slice]:
-        """The columns in which a row has its calls, and which of its calls those are."""
+        """The columns in which a row has its calls, and the slice of its calls that these are."""
         shift = self.shifts[row]
         end = max(shift + len(calls), 0)
         return slice(max(shift, 0), end), slice(max(-shift, 0), None)
@@ -72,37 +72,33 @@ def group_tables(run: Run) -> Iterator[GroupTable]:
         if len(ranks) < 2:
             continue
         calls = [run.records[rank].groups.get(group) for rank in ranks]
-        yield _group_table(group, ranks, calls)
-
-
-def _group_table(group: str, ranks: list[int], calls: list[GroupCalls | None]) -> GroupTable:
-    firsts = [0 if each is None else each.first for each in calls]
-    counts = [len(each or ()) for each in calls]
-    end = max(begin + count for begin, count in zip(firsts, counts, strict=True))
-    # A rank that died long before the others' last ops would make a table of mostly nothing.
-    first = max(min(firsts), end - max(counts))
-    signature = np.full((len(ranks), end - first), ENDED, dtype=np.int32)
-    table = GroupTable(group, ranks, first, [each - first for each in firsts], signature)
-    for row, each in enumerate(calls):
-        signature[row, : max(table.shifts[row], 0)] = BEFORE
-        if each is not None:
-            columns, own = table.cells(row, each)
-            signature[row, columns] = each.signature[own]
-    return table
+        firsts = [0 if each is None else each.first for each in calls]
+        counts = [len(each or ()) for each in calls]
+        end = max(begin + count for begin, count in zip(firsts, counts, strict=True))
+        # A rank that died long before the others' last ops would make a table of mostly nothing.
+        first = max(min(firsts), end - max(counts))
+        signature = np.full((len(ranks), end - first), ENDED, dtype=np.int32)
+        table = GroupTable(group, ranks, first, [each - first for each in firsts], signature)
+        for row, each in enumerate(calls):
+            signature[row, : max(table.shifts[row], 0)] = BEFORE
+            if each is not None:
+                columns, own = table.cells(row, each)
+                signature[row, columns] = each.signature[own]
+        yield table
 
 
 def desync_problems(run: Run) -> list[Problem]:
     """The first difference of each group; of several groups the one that came first in the run leads."""
-    found: list[tuple[int, Problem]] = []
+    problems: list[tuple[int, Problem]] = []
     for table in group_tables(run):
         column = table.first_difference()
         if column is not None:
-            found += _problems_at(run, table, column)
-    return [problem for _, problem in sorted(found, key=lambda pair: (-pair[1].severity, pair[0]))]
+            problems += _problems_at(run, table, column)
+    return [problem for _, problem in sorted(problems, key=lambda pair: (-pair[1].severity, pair[0]))]
 
 
 def _problems_at(run: Run, table: GroupTable, column: int) -> Iterator[tuple[int, Problem]]:
-    """What is wrong with one collective of a group, and when it began."""
+    """The problems of one collective of a group, and when it began."""
     classes: dict[int, list[int]] = {}
     for rank, signature in zip(table.ranks, table.signature[:, column].tolist(), strict=True):
         if signature != BEFORE:
@@ -125,9 +121,14 @@ def _problems_at(run: Run, table: GroupTable, column: int) -> Iterator[tuple[int
             f"{ranks_text(most).capitalize()} {verb} {call} where {ranks_text(ranks)} "
             f"{'runs' if len(ranks) == 1 else 'run'} {theirs}{_of_group(run, table.group)}"
         )
-        detail = [f"{ranks_text(ranks)}: {line}", *_parting_text(run, table, most[0], ranks[0], column)]
+        detail = [f"{ranks_text(ranks)}: {line}", *_unmatched_text(run, table, most[0], ranks[0], column)]
         yield began, _problem("desync", Severity.ERROR, title, _WHY_DIFFERENT, place, detail)
-    for ranks in _by_state(run, absent):
+    by_state: dict[tuple[object, ...], list[int]] = {}  # ranks that ended in the same way at the same line
+    for rank in absent:
+        record = run.records[rank]
+        key = record.failed, record.unfinished, record.running, record.last_place
+        by_state.setdefault(key, []).append(rank)
+    for ranks in by_state.values():
         yield began, _missing(run, table, column, (call, place), most, ranks)
 
 
@@ -138,7 +139,7 @@ def _missing(
     record = run.records[absent[0]]
     text, place = call
     detail = [f"{ranks_text(absent)}: {whereabouts(run, record)}"]
-    detail += _parting_text(run, table, most[0], absent[0], column)
+    detail += _unmatched_text(run, table, most[0], absent[0], column)
     stopped = [rank for rank in most if not _went_on(run, table, rank, column)]
     who = ranks_text(absent).capitalize()
     if not stopped:
@@ -147,12 +148,14 @@ def _missing(
         return _problem("desync", Severity.NOTE, title, why, place, detail, Confidence.GUESS)
     how = "died before" if record.failed else "never came to"
     waits = f"{ranks_text(stopped)} {'waits' if len(stopped) == 1 else 'wait'}"
-    ahead = _last_call(run, table, stopped[0])
-    if record.unfinished and ahead is not None and ahead[0] > column:
-        # What a killed process recorded last may be lost: the others have gone on with it for a while.
+    calls = run.records[stopped[0]].groups.get(table.group)
+    last = -1 if calls is None else table.shifts[table.ranks.index(stopped[0])] + len(calls) - 1
+    if record.unfinished and calls is not None and last > column:
+        # The last ops of a killed process may be lost: the others have gone on with it for a while.
         how = f"{'was' if len(absent) == 1 else 'were'} cut short before"
-        _, text, place = ahead
-        detail.append("what a killed process did in its last third of a second is not recorded")
+        text = _named(run.names.signatures.all[calls.signature[-1]], table.first + last)
+        place = run.names.places.all[calls.place[-1]]
+        detail.append("the last third of a second of a killed process is not recorded")
     if record.running:
         have = "has" if len(absent) == 1 else "have"
         title = f"{who} {have} not come to {text}{_of_group(run, table.group)}, in which {waits}"
@@ -160,20 +163,6 @@ def _missing(
     title = f"{who} {how} {text}{_of_group(run, table.group)}, in which {waits}"
     likely = Confidence.LIKELY if record.unfinished else Confidence.CERTAIN
     return _problem("hang", Severity.ERROR, title, _WHY_MISSING, place, detail, likely)
-
-
-def _last_call(run: Run, table: GroupTable, rank: int) -> tuple[int, str, str] | None:
-    """The last collective of a rank in a group: its column, what it was, and its line."""
-    calls = run.records[rank].groups.get(table.group)
-    if calls is None or not len(calls):
-        return None
-    column = table.shifts[table.ranks.index(rank)] + len(calls) - 1
-    names = run.names
-    return (
-        column,
-        _named(names.signatures.all[calls.signature[-1]], table.first + column),
-        names.places.all[calls.place[-1]],
-    )
 
 
 def _problem(
@@ -204,38 +193,25 @@ def _went_on(run: Run, table: GroupTable, rank: int, column: int) -> bool:
     return not record.unfinished or not (record.last_is_collective and at == len(calls) - 1)
 
 
-def _by_state(run: Run, ranks: list[int]) -> list[list[int]]:
-    """Ranks that ended in the same way at the same line."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for rank in ranks:
-        record = run.records[rank]
-        key = record.failed, record.unfinished, record.running, record.last_place
-        groups.setdefault(key, []).append(rank)
-    return list(groups.values())
-
-
-def _parting_text(run: Run, table: GroupTable, rank: int, other: int, column: int) -> list[str]:
-    """Sentences on what two ranks did differently before a collective."""
-    found = parting(run, table, rank, other, column)
-    texts = []
-    if found is not None:
-        mine, yours = (
-            f"runs {run.names.step_text(step)}"
-            if step is not None
-            else "has run no more"
-            if run.records[each].running
-            else "ends"
-            for each, step in ((rank, found.ours), (other, found.theirs))
-        )
-        where = "from the start" if found.since < 0 else f"after collective #{found.since}"
-        texts += [f"they part {where}:", f"  rank {rank} {mine}", f"  rank {other} {yours}"]
-    else:
-        texts += shape_parting(run, rank, other)
-    return texts
+def _unmatched_text(run: Run, table: GroupTable, rank: int, other: int, column: int) -> list[str]:
+    """Sentences on the first difference between two ranks before a collective."""
+    difference = first_unmatched_op(run, table, rank, other, column)
+    if difference is None:
+        return first_other_shape(run, rank, other)
+    mine, yours = (
+        f"runs {run.names.step_text(step)}"
+        if step is not None
+        else "has run no more"
+        if run.records[each].running
+        else "ends"
+        for each, step in ((rank, difference.ours), (other, difference.theirs))
+    )
+    where = "from the start" if difference.since < 0 else f"after collective #{difference.since}"
+    return [f"they part {where}:", f"  rank {rank} {mine}", f"  rank {other} {yours}"]
 
 
 @dataclass(frozen=True)
-class Parting:
+class FirstUnmatchedOp:
     """The first op that two ranks do not share."""
 
     since: int  #: the order number of the last collective before it; -1 for none
@@ -243,42 +219,49 @@ class Parting:
     theirs: int | None
 
 
-def parting(run: Run, table: GroupTable, rank: int, other: int, column: int) -> Parting | None:
-    """Where two ranks part that differ at a column; None where they run the same ops.
+def first_unmatched_op(
+    run: Run, table: GroupTable, rank: int, other: int, column: int
+) -> FirstUnmatchedOp | None:
+    """The first op that differs between two ranks before a column; None where they run the same ops.
 
-    They are compared from one collective to the next. A difference that comes again and again, such as what
-    one rank writes to a log, does no harm: of those that are as rare as any, the last is taken, but one that
-    only says that a rank has ended.
+    They are compared from one collective to the next. A difference that comes again and again, such as a log
+    that only one rank writes, does no harm: of those that are as rare as any, the last is taken. One that
+    only shows that a rank has ended is taken where there is no other.
     """
-    found = list(_differences(run, table, rank, other, column))
-    if not found:
+    differences = list(_unmatched_ops(run, table, rank, other, column))
+    if not differences:
         return None
-    counts = Counter((each.ours, each.theirs) for each in found)
-    telling = [each for each in found if None not in (each.ours, each.theirs)] or found
-    rarest = min(counts[each.ours, each.theirs] for each in telling)
-    return [each for each in telling if counts[each.ours, each.theirs] == rarest][-1]
+    counts = Counter((each.ours, each.theirs) for each in differences)
+    between_ops = [each for each in differences if None not in (each.ours, each.theirs)] or differences
+    rarest = min(counts[each.ours, each.theirs] for each in between_ops)
+    return [each for each in between_ops if counts[each.ours, each.theirs] == rarest][-1]
 
 
-def _differences(run: Run, table: GroupTable, rank: int, other: int, column: int) -> Iterator[Parting]:
+def _unmatched_ops(
+    run: Run, table: GroupTable, rank: int, other: int, column: int
+) -> Iterator[FirstUnmatchedOp]:
     """The first difference between each two collectives, up to one; at most one for each."""
     here, there = run.records[rank], run.records[other]
-    lead, lag = (table.shifts[table.ranks.index(each)] for each in (rank, other))
-    first = max(lead, lag, 0)
+    shifts = [table.shifts[table.ranks.index(each)] for each in (rank, other)]
+    first = max(*shifts, 0)
     positions = [
         _positions(record, table.group)[first - shift : column - shift + 1]
-        for record, shift in ((here, lead), (there, lag))
+        for record, shift in zip((here, there), shifts, strict=True)
     ]
-    is_ring = table.first + first > 0  # what was before the first that both have cannot be compared
-    if is_ring and not all(map(len, positions)):
+    is_cut = table.first + first > 0  # ops before the first collective that both have cannot be compared
+    if is_cut and not all(positions):
         return
-    count = min(map(len, positions))
-    begins = [] if is_ring else [(0, 0)]
-    begins += list(zip(positions[0][:count], positions[1][:count], strict=True))
+    begins = [] if is_cut else [(0, 0)]
+    begins += list(zip(*positions, strict=False))
     ends = [*begins[1:], (len(here.steps), len(there.steps))]
     for at, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        found = _first_difference(here.steps[begin[0] : end[0]], there.steps[begin[1] : end[1]])
-        if found is not None and first + at <= column + 1:
-            yield Parting(table.first + first + at - (not is_ring), *found)
+        a, b = here.steps[begin[0] : end[0]], there.steps[begin[1] : end[1]]
+        count = min(len(a), len(b))
+        differs = np.flatnonzero(a[:count] != b[:count])
+        step = int(differs[0]) if len(differs) else count
+        if step < max(len(a), len(b)) and first + at <= column + 1:
+            ours, theirs = (int(each[step]) if step < len(each) else None for each in (a, b))
+            yield FirstUnmatchedOp(table.first + first + at - (not is_cut), ours, theirs)
 
 
 def _positions(record: RankRecord, group: str) -> list[int]:
@@ -291,36 +274,23 @@ def _positions(record: RankRecord, group: str) -> list[int]:
     return list(behind.tolist()) if np.all(np.diff(behind) > 0) else []
 
 
-def _first_difference(a: NDArray[np.int32], b: NDArray[np.int32]) -> tuple[int | None, int | None] | None:
-    count = min(len(a), len(b))
-    differs = np.flatnonzero(a[:count] != b[:count])
-    at = int(differs[0]) if len(differs) else count
-    if at == len(a) == len(b):
-        return None
-    return int(a[at]) if at < len(a) else None, int(b[at]) if at < len(b) else None
-
-
-def shape_parting(run: Run, rank: int, other: int) -> list[str]:
-    """A sentence on the first op of two ranks that made tensors of other shapes; they ran the same ops."""
+def first_other_shape(run: Run, rank: int, other: int) -> list[str]:
+    """A sentence on the first op of two ranks whose results have other shapes; they ran the same ops."""
     here, there = run.records[rank], run.records[other]
     if here.info.get("dropped") or there.info.get("dropped"):
         return []
     count = min(len(here.steps), len(there.steps))
-    ours, theirs = (_made(record, count) for record in (here, there))
-    for at, (mine, yours) in enumerate(zip(ours, theirs, strict=True)):
+    texts = []
+    for record in (here, there):  # the results of each op: ``f32[2, 8]``
+        data = load(record.path)
+        try:
+            shapes, metas = [str(meta) for meta in data.metas], data.values.meta
+            texts.append([", ".join(shapes[metas[value]] for value in data.ops.outputs_of(op))
+                          for op in record.step_ops[:count].tolist()])  # fmt: skip
+        finally:
+            data.close()
+    for at, (mine, yours) in enumerate(zip(*texts, strict=True)):
         if mine != yours:
             step = run.names.step_text(int(here.steps[at]))
             return [f"shapes differ since {step}: {mine} on rank {rank}, {yours} on rank {other}"]
     return []
-
-
-def _made(record: RankRecord, count: int) -> list[str]:
-    """What each of the first ops of a rank made: ``f32[2, 8]``."""
-    data = load(record.path)
-    try:
-        texts = [str(meta) for meta in data.metas]
-        metas = data.values.meta
-        return [", ".join(texts[metas[value]] for value in data.ops.outputs_of(op))
-                for op in record.step_ops[:count].tolist()]  # fmt: skip
-    finally:
-        data.close()

@@ -1,4 +1,4 @@
-"""What of a rank is compared by value: weights, batches, losses, random numbers; and the modes of modules.
+"""The values of a rank that are compared: weights, batches, losses, random numbers; and the modes of modules.
 
 Values are compared by the fingerprints that ``stats=True`` takes, or by their statistics.
 """
@@ -31,14 +31,14 @@ from sightline.ranks.reduced_gradients import Reduction, reduced_gradients
 _PARAMETER: Final = KINDS.index("parameter")
 _FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 _RANDOM: Final = re.compile(r"(native_dropout|bernoulli|rand|randn|randint|normal|uniform|rrelu)(_|_like)?")
-_MOST: Final = 1000  #: of a series: what is the same so often is the same
+_MOST: Final = 1000  #: of a series: series that are the same so often are the same
 
 
 @dataclass(frozen=True)
 class Weights:
     """The measured versions of whole parameters, in order."""
 
-    begun: int  #: how many of the first are those that the weights had to begin with
+    begun: int  #: the number of versions at the beginning of the run, which come first
     names: tuple[str, ...]
     prints: U64
     lines: I32  #: where each was made; -1 where that is not recorded
@@ -47,16 +47,16 @@ class Weights:
 
     def by_name(self, names: set[str] | None = None) -> dict[str, list[int]]:
         """The versions of each weight, or of those of some names."""
-        found: dict[str, list[int]] = {}
+        versions: dict[str, list[int]] = {}
         for at, name in enumerate(self.names):
             if names is None or name in names:
-                found.setdefault(name, []).append(at)
-        return found
+                versions.setdefault(name, []).append(at)
+        return versions
 
 
 @dataclass(frozen=True)
 class Series:
-    """Fingerprints of what comes again in every step, and the line of the first."""
+    """Fingerprints of values that come again in every step, and the line of the first."""
 
     prints: tuple[int, ...] = ()
     place: int = -1
@@ -64,14 +64,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """What is kept of the values of one rank."""
+    """The values of one rank that are compared with other ranks."""
 
     weights: Weights | None = None
     buffers: Buffers | None = None
     #: Parameters whose gradients the program reduces by itself.
     reduced: dict[str, Reduction] = field(default_factory=dict)
-    batches: Series = Series()  #: what the outermost module is given, call by call
-    losses: Series = Series()  #: what each backward pass begins from
+    batches: Series = Series()  #: inputs of the outermost module, call by call
+    losses: Series = Series()  #: values that backward passes begin from
     draws: Series = Series()  #: random numbers that modules draw
     drawn: int = 0  #: how many numbers these are
     modes: dict[tuple[str, bool], int] = field(default_factory=dict)  #: (module, it trains): the line
@@ -97,8 +97,14 @@ class Fingerprints:
 
 
 def fingerprints_of(index: Index, collectives: Collectives, op_places: I32, places: I32) -> Fingerprints:
-    """What is kept of a trace; ``places`` has the number of the line of each frame, and of none at -1."""
+    """The fingerprints of a trace; ``places`` has the number of the line of each frame, of no line at -1."""
     data = index.raw
+    fully_sharded = any(module.type.startswith("FSDP") for module in data.modules)
+    # The weights of FSDP, too, are DTensors, but their ranks have batches of their own.
+    shards = np.array(
+        [any(each.startswith("Shard") for each in meta.placements) for meta in data.metas] or [False]
+    )
+    sharded = bool(shards[data.values.meta[data.values.kind == _PARAMETER]].any())
     draws, drawn = _draws(data, op_places)
     return Fingerprints(
         weights=_weights(data, op_places),
@@ -115,13 +121,13 @@ def fingerprints_of(index: Index, collectives: Collectives, op_places: I32, plac
             for each in collectives
             if each.kind == "all_reduce" and data.ops.phase[each.op] == _BACKWARD
         ),
-        sharded=_is_sharded(data),
-        fully_sharded=_is_fully_sharded(data),
+        sharded=sharded and not fully_sharded,
+        fully_sharded=fully_sharded,
     )
 
 
 def _weights(data: TraceData, op_places: I32) -> Weights | None:
-    """The versions that were used: how a weight was made before the first call of a module does not count.
+    """The versions that were used: those before the first call of a module do not count, but for the last.
 
     Ranks may initialise weights differently and then take those of one, as DDP does.
     """
@@ -150,7 +156,7 @@ def _weights(data: TraceData, op_places: I32) -> Weights | None:
 
 
 def _updates(data: TraceData, names: tuple[str, ...], makers: I32) -> tuple[int, ...]:
-    """Which update of its weight each version is of: one step may write a weight several times."""
+    """The number of the update of its weight for each version: one step may write a weight several times."""
     steps = [step for step in data.steps if step.name == OPTIMIZER_STEP]
     starts = np.array([step.first_op for step in steps], dtype=np.int64)
     seen: dict[str, list[int]] = {}
@@ -168,17 +174,17 @@ def _updates(data: TraceData, names: tuple[str, ...], makers: I32) -> tuple[int,
 
 
 def _batches(index: Index, places: I32) -> Series:
-    """What outermost modules in training mode are given; empty where something of it was not measured."""
+    """The inputs of outermost modules in training mode; empty where one of them was not measured."""
     data, calls = index.raw, index.raw.calls
     outermost = np.flatnonzero((calls.parent < 0) & ((calls.flags & TRAINING) != 0))[:_MOST]
     prints: list[int] = []
     for call in outermost.tolist():
         taken = calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]]
         given = np.unique(taken).astype(np.int64)
-        found = _measured(data, given)
-        if found is None or not len(given):
+        measured = _measured(data, given)
+        if not measured:
             return Series()
-        prints.append(hash(tuple(found)))
+        prints.append(hash(tuple(measured)))
     return Series(tuple(prints), _call_place(index, places, outermost))
 
 
@@ -215,12 +221,12 @@ def _draws(data: TraceData, op_places: I32) -> tuple[Series, int]:
     drawn, first = 0, -1
     for op in rows[:_MOST].tolist():
         value = np.array(ops.outputs_of(op)[-1:], dtype=np.int64)
-        found = _measured(data, value)
-        if not found or not len(value):
+        measured = _measured(data, value)
+        if not measured:
             continue
         at = int(np.searchsorted(stats.value, value[0]))
         if stats.min[at] != stats.max[at]:
-            prints += found
+            prints += measured
             drawn += data.metas[data.values.meta[value[0]]].numel
             first = op if first < 0 else first
     return Series(tuple(prints), int(op_places[first]) if first >= 0 else -1), drawn
@@ -248,27 +254,13 @@ def _fingerprints(data: TraceData, rows: NDArray[np.int64]) -> U64:
 
 
 def _modes(index: Index, places: I32) -> dict[tuple[str, bool], int]:
+    """The outermost modules and their modes, each with the line of its first call."""
     data, calls = index.raw, index.raw.calls
     outermost = np.flatnonzero((calls.parent < 0) & ((calls.flags & (TRAINING | EVALUATION)) != 0))
-    found: dict[tuple[int, bool], int] = {}
+    first_calls: dict[tuple[int, bool], int] = {}
     for at in outermost.tolist():
-        found.setdefault((int(calls.module[at]), bool(calls.flags[at] & TRAINING)), at)
+        first_calls.setdefault((int(calls.module[at]), bool(calls.flags[at] & TRAINING)), at)
     return {
         (data.modules[module].label, training): _call_place(index, places, np.array([at]))
-        for (module, training), at in found.items()
+        for (module, training), at in first_calls.items()
     }
-
-
-def _is_sharded(data: TraceData) -> bool:
-    """Whether weights are split over ranks that work on one batch; those of FSDP, too, are DTensors."""
-    if _is_fully_sharded(data):
-        return False
-    shards = np.array(
-        [any(each.startswith("Shard") for each in meta.placements) for meta in data.metas] or [False]
-    )
-    parameters = data.values.kind == _PARAMETER
-    return bool(shards[data.values.meta[parameters]].any())
-
-
-def _is_fully_sharded(data: TraceData) -> bool:
-    return any(module.type.startswith("FSDP") for module in data.modules)

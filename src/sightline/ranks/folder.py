@@ -1,4 +1,4 @@
-"""The folder of a distributed job: which recording is of which rank, each opened when it is asked for."""
+"""The folder of a distributed job: the recording of each rank, opened on first use."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _NAME: Final = re.compile(
 class RankFolder:
     """The recordings of the ranks of one run."""
 
-    path: Path  #: what was opened
-    #: of each rank, ascending; its last attempt where it was restarted. What has the name of a rank and is no
-    #: recording is among them, and an error when it is opened.
+    path: Path  #: that was opened
+    #: of each rank, ascending; its last attempt where it was restarted. Something that has the name of a rank
+    #: and is no recording is among them, and an error when it is opened.
     paths: dict[int, Path]
-    notes: list[str] = field(default_factory=list)  #: a sentence on each thing that is not as it should be
+    notes: list[str] = field(default_factory=list)  #: a sentence on each recording that is left out
 
     @property
     def lowest(self) -> int:
@@ -67,28 +67,30 @@ def siblings(path: Path) -> RankFolder | None:
 
 
 def _assigned(path: Path, children: list[Path]) -> RankFolder:
-    """Each recording under its rank, by its name or else by what it says."""
-    found: dict[int, tuple[int, Path]] = {}
+    """Each recording under its rank, by its name or else by its content."""
+    attempts: dict[int, tuple[int, Path]] = {}  # the last restart of each rank
     notes: list[str] = []
     is_restarted = False
     for child in children:
         match = _NAME.fullmatch(child.name)
-        rank, restart = (int(match["rank"]), int(match["restart"] or 0)) if match else _inside(child, notes)
+        rank, restart = (
+            (int(match["rank"]), int(match["restart"] or 0)) if match else _rank_inside(child, notes)
+        )
         if rank < 0:
             continue
-        other = found.get(rank)
+        other = attempts.get(rank)
         if other is not None and other[0] == restart:
             notes.append(f"{other[1].name} and {child.name} are both of rank {rank}: the first is taken.")
         elif other is None or other[0] < restart:
-            found[rank] = restart, child
+            attempts[rank] = restart, child
         is_restarted |= other is not None and other[0] != restart
     if is_restarted:
-        notes.append("The job was restarted: what earlier attempts recorded is left out.")
-    return RankFolder(path, {rank: found[rank][1] for rank in sorted(found)}, notes)
+        notes.append("The job was restarted: the recordings of earlier attempts are left out.")
+    return RankFolder(path, {rank: attempts[rank][1] for rank in sorted(attempts)}, notes)
 
 
-def _inside(child: Path, notes: list[str]) -> tuple[int, int]:
-    """Rank and restart as a recording itself has them; -1 where it has none, and why is noted."""
+def _rank_inside(child: Path, notes: list[str]) -> tuple[int, int]:
+    """Rank and restart from the content of a recording; -1 and a note where it has none."""
     try:
         info = load(child).info
     except SightlineError as error:
@@ -103,7 +105,7 @@ def _inside(child: Path, notes: list[str]) -> tuple[int, int]:
 def save_ranks(
     folder: RankFolder, path: Path, *, source: bool, environment: bool, overwrite: bool
 ) -> str:  # fmt: skip
-    """Write all ranks of a run into a folder, one after the other; returns a line that says what it holds.
+    """Write all ranks of a run into a folder, one after the other; returns a line about its content.
 
     One that cannot be read is left out, and the line says so. With ``overwrite`` other recordings of ranks in
     that folder are removed: they would be of another run.

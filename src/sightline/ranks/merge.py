@@ -19,7 +19,7 @@ class Run:
     records: dict[int, RankRecord]
     names: SharedNames
     world_size: int
-    notes: list[str] = field(default_factory=list)  #: a sentence on each thing that is not as it should be
+    notes: list[str] = field(default_factory=list)  #: a sentence on each rank that is left out or missing
 
     @property
     def ranks(self) -> list[int]:
@@ -60,30 +60,24 @@ def merge(folder: RankFolder) -> Run:
 
 
 def run_of(records: dict[int, RankRecord], names: SharedNames, notes: Iterable[str] = ()) -> Run:
-    """The run of some records: those of another job are left out, and what is missing is noted."""
-    said = list(notes)
-    records = _of_one_job(records, said)
+    """The run of the job that most records are of: others are left out, and notes say so."""
+    all_notes = list(notes)
+    jobs: dict[tuple[object, object], list[int]] = {}
+    for rank, record in records.items():
+        jobs.setdefault((record.info.get("job"), record.info.get("world_size")), []).append(rank)
+    if len(jobs) > 1:
+        largest = max(jobs.values(), key=lambda ranks: (len(ranks), -ranks[0]))
+        others = [rank for rank in records if rank not in largest]
+        verb = "is" if len(others) == 1 else "are"
+        all_notes.append(
+            f"{ranks_text(others).capitalize()} {verb} of another run than {ranks_text(largest)}, "
+            f"and left out of the comparison."
+        )
+        records = {rank: records[rank] for rank in largest}
     sizes = [int(record.info.get("world_size") or 0) for record in records.values()]
     world = max([*sizes, max(records, default=-1) + 1])
     missing = [rank for rank in range(world) if rank not in records]
     if missing and records:
         verb = "is" if len(missing) == 1 else "are"
-        said.append(f"{ranks_text(missing).capitalize()} of {world} {verb} missing.")
-    return Run(records, names, world, said)
-
-
-def _of_one_job(records: dict[int, RankRecord], notes: list[str]) -> dict[int, RankRecord]:
-    """The records of the job that most ranks are of."""
-    jobs: dict[tuple[object, object], list[int]] = {}
-    for rank, record in records.items():
-        jobs.setdefault((record.info.get("job"), record.info.get("world_size")), []).append(rank)
-    if len(jobs) < 2:
-        return records
-    largest = max(jobs.values(), key=lambda ranks: (len(ranks), -ranks[0]))
-    others = [rank for rank in records if rank not in largest]
-    verb = "is" if len(others) == 1 else "are"
-    notes.append(
-        f"{ranks_text(others).capitalize()} {verb} of another run than {ranks_text(largest)}, "
-        f"and left out of what is compared."
-    )
-    return {rank: records[rank] for rank in largest}
+        all_notes.append(f"{ranks_text(missing).capitalize()} of {world} {verb} missing.")
+    return Run(records, names, world, all_notes)

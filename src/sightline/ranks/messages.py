@@ -1,8 +1,8 @@
-"""Sends and receives that do not match: a rank waits for what another never sends, or never takes.
+"""Sends and receives that do not match: a rank waits for a message that another never sends, or never takes.
 
-What one rank sends to another with one tag arrives in order, so that the nth receive with a tag belongs to
-the nth send with it. Only ranks that were stuck when their recording ended are looked at: a message may be on
-its way. Ranks that receive from any other are not looked at, either.
+Messages from one rank to another with one tag arrive in order, so that the nth receive with a tag belongs to
+the nth send with it. Only ranks that were stuck when their recording ended are examined: a message may be on
+its way. Ranks that receive from any other are not examined, either.
 """
 
 from __future__ import annotations
@@ -17,19 +17,36 @@ from sightline.notation import bytes_text
 from sightline.ranks.collectives import messages_of, tag_text
 from sightline.ranks.merge import Run
 from sightline.ranks.rank_ends import whereabouts
-from sightline.ranks.record import GroupCalls, RankRecord
+from sightline.ranks.record import GroupCalls
 
 _WHY = "Every send needs a receive of the same size and tag on the other rank, in the same order."
 
 
 def message_problems(run: Run) -> list[Problem]:
     """The first message of each two ranks that only one of them knows of, or that has two sizes."""
-    return [problem for pair in _pairs(run) for problem in _mismatch(run, pair)]
+    problems: list[Problem] = []
+    for pair in _pairs(run):
+        if not any(_is_stuck(run, rank) for rank in (pair.sender, pair.receiver)):
+            continue
+        tags = sorted({*pair.sent, *pair.taken})
+        sizes = next(filter(None, (_other_size(run, pair, tag) for tag in tags)), None)
+        untaken = [tag for tag in tags if _end(pair.sent.get(tag)) > _end(pair.taken.get(tag))]
+        unsent = [tag for tag in tags if _end(pair.taken.get(tag)) > _end(pair.sent.get(tag))]
+        if sizes is not None:
+            problems.append(sizes)
+        elif unsent and untaken and _is_stuck(run, pair.receiver):
+            problems += _other_tag(run, pair, untaken[0], unsent[0])
+        else:
+            for tag in unsent[:1]:
+                problems += _unmatched(run, pair, tag, is_unsent=True)
+            for tag in untaken[:1]:
+                problems += _unmatched(run, pair, tag, is_unsent=False)
+    return problems
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """What one rank sends to another, and what that receives from it, by tag."""
+    """The messages that one rank sends to another, and those that the other receives from it, by tag."""
 
     sender: int
     receiver: int
@@ -46,7 +63,8 @@ def _pairs(run: Run) -> Iterator[_Pair]:
             if messages is None:
                 continue
             group, kind, peer, tag = messages
-            ranks = _ranks(record, group)
+            members = ((record.info.get("groups") or {}).get(group) or {}).get("ranks") or ()
+            ranks = [each for each in members if type(each) is int]
             if peer < 0:
                 takes_any.add((rank, group))
             elif peer < len(ranks):
@@ -56,30 +74,6 @@ def _pairs(run: Run) -> Iterator[_Pair]:
     for (sender, receiver, group), pair in pairs.items():
         if {sender, receiver} <= run.records.keys() and (receiver, group) not in takes_any:
             yield pair
-
-
-def _ranks(record: RankRecord, group: str) -> list[int]:
-    members = ((record.info.get("groups") or {}).get(group) or {}).get("ranks") or ()
-    return [each for each in members if type(each) is int]
-
-
-def _mismatch(run: Run, pair: _Pair) -> Iterator[Problem]:
-    if not any(_is_stuck(run, rank) for rank in (pair.sender, pair.receiver)):
-        return
-    tags = sorted({*pair.sent, *pair.taken})
-    sizes = next((found for tag in tags if (found := _other_size(run, pair, tag)) is not None), None)
-    if sizes is not None:
-        yield sizes
-        return
-    untaken = [tag for tag in tags if _end(pair.sent.get(tag)) > _end(pair.taken.get(tag))]
-    unsent = [tag for tag in tags if _end(pair.taken.get(tag)) > _end(pair.sent.get(tag))]
-    if unsent and untaken and _is_stuck(run, pair.receiver):
-        yield from _other_tag(run, pair, untaken[0], unsent[0])
-        return
-    for tag in unsent[:1]:
-        yield from _unmatched(run, pair, tag, is_unsent=True)
-    for tag in untaken[:1]:
-        yield from _unmatched(run, pair, tag, is_unsent=False)
 
 
 def _is_stuck(run: Run, rank: int) -> bool:
@@ -139,12 +133,12 @@ def _unmatched(run: Run, pair: _Pair, tag: int, *, is_unsent: bool) -> Iterator[
     line = _line(run, calls[tag], number)
     if line is None or not _is_stuck(run, waits):
         return
-    what = f"receive #{number}{tag_text(tag)} from" if is_unsent else f"send #{number}{tag_text(tag)} to"
+    call = f"receive #{number}{tag_text(tag)} from" if is_unsent else f"send #{number}{tag_text(tag)} to"
     other = run.records[absent]
     never = ("never sends it", "never receives it", "has not sent it", "has not received it")
     how = never[2 * other.running + (not is_unsent)]
     yield _problem(
-        "hang", f"Rank {waits} waits in {what} rank {absent}, which {how}", line,
+        "hang", f"Rank {waits} waits in {call} rank {absent}, which {how}", line,
         f"rank {absent}: {whereabouts(run, other)}",
         Confidence.LIKELY if other.unfinished and not other.running else Confidence.CERTAIN,
         Severity.NOTE if other.running else Severity.ERROR,

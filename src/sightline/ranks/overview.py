@@ -1,7 +1,7 @@
 """``print(sl.load("run.sight"))`` of a distributed job: all ranks on one screen.
 
-Equal ranks are folded; what differs, who was where when it ended, what looks wrong, what the collectives
-carried, and the lines whose time differs most between ranks.
+Equal ranks are folded; then come their differences, their last positions, the problems, the traffic of the
+collectives, and the lines whose time differs most between ranks.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from sightline.views.table_layout import fit_blocks
 _MARGIN: Final = 11
 _MOST_ROWS: Final = 6  #: of each list
 _MOST_PROBLEMS: Final = 4
-#: Of all ranks together: up to here the screen shows what is wrong on each rank by itself, which is quick.
+#: Of all ranks together: up to here the screen shows the problems of each rank by itself, which is quick.
 _MOST_OPS: Final = 300_000
 _MORE: Final = "t.rank_times()  t.problems()  t.code(rank=0)  t.summary(rank=0)  t.to_perfetto(…)"
 
 
 def rank_problems(run: Run, waiting: Waiting | None = None) -> list[Problem]:
-    """What looks wrong between the ranks of a run, the most serious first."""
+    """The problems between the ranks of a run, the most serious first."""
     waiting = waiting or Waiting.of(run)
-    found = [
+    problems = [
         *desync_problems(run),
         *message_problems(run),
         *replica_problems(run),
         *straggler_problems(waiting),
     ]
-    return sorted(found, key=lambda problem: (-problem.severity, -problem.confidence))
+    return sorted(problems, key=lambda problem: (-problem.severity, -problem.confidence))
 
 
 def in_order(between: list[Problem], single: list[Problem]) -> list[Problem]:
     """The problems between ranks and of single ones, the exceptions that ended the job before all others."""
-    found = [*between, *single]
+    problems = [*between, *single]
     return sorted(
-        found, key=lambda each: (each.kind != FIRST or each.severity < Severity.ERROR, -each.severity)
+        problems, key=lambda each: (each.kind != FIRST or each.severity < Severity.ERROR, -each.severity)
     )
 
 
@@ -71,10 +71,19 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
     is_small = sum(record.ops for record in run.records.values()) <= _MOST_OPS
     if is_small:
         problems = in_order(problems, process_problems(run))
+    waits = np.array([waiting.waited[rank] for rank in run.ranks], dtype=np.int64)
+    spreads = [Spread("waiting for other ranks", waits)] if waits.any() else []
+    spreads += module_spreads(run, _MOST_ROWS // 2)
+    # Also the time on the way to its ops: loading a batch, importing a module.
+    lines = line_spreads(run, _MOST_ROWS // 2)
+    spreads += [Spread(f"{each.text}, and before", each.times) for each in lines]
+    spread = spread_grid(run, "time of a rank", spreads) if len(run.ranks) > 1 else None
 
     def fit(room: int) -> list[Block]:
         room = min(room, WIDTH)
-        blocks: list[Block] = [*_head(run), *_notes(run, waiting), *_classes(run)]
+        blocks: list[Block] = list(_head(run))
+        blocks += [_fact("note", note, "warn") for note in (*run.notes, *waiting.notes())[: 2 * _MOST_ROWS]]
+        blocks += _classes(run)
         ends = list(_ends(run))
         if ends:
             blocks += [line(), *ends]
@@ -87,7 +96,7 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
         if not is_small:
             text = f"looked for between ranks; {Hint.view('problems')} looks at each rank by itself, too"
             blocks += [line(), _fact("problems", text)]
-        for table in (_collectives(run), _spread(run, waiting)):
+        for table in (_collectives(run), spread):
             blocks += [line(), table] if table is not None else []
         return fit_blocks([*blocks, line(), _fact("more", more)], room)
 
@@ -146,11 +155,6 @@ def _mesh_text(ranks: object) -> str:
     return " × ".join(sizes)
 
 
-def _notes(run: Run, waiting: Waiting) -> Iterator[Line]:
-    for note in (*run.notes, *waiting.notes())[: 2 * _MOST_ROWS]:
-        yield _fact("note", note, "warn")
-
-
 def _classes(run: Run) -> Iterator[Line]:
     """Ranks that ran the same ops, and where the others begin to differ from the first."""
     classes = run.classes
@@ -185,7 +189,7 @@ def _difference(run: Run, first: int, ranks: list[int]) -> str:
 
 
 def _ends(run: Run) -> Iterator[Line]:
-    """Who was where, if a rank did not end as it should have."""
+    """The last position of each rank, if one did not end as it should have."""
     if not any(record.unfinished or record.failed for record in run.records.values()):
         return
     where: dict[str, list[int]] = {}
@@ -201,7 +205,7 @@ def _ends(run: Run) -> Iterator[Line]:
 
 
 def _collectives(run: Run) -> Grid | None:
-    """What the collectives carried, by kind and group: on each rank, or from the least to the most."""
+    """The counts and bytes of collectives by kind and group: of each rank, or from the least to the most."""
     rows: dict[tuple[str, str], dict[int, list[int]]] = {}
     for rank, record in run.records.items():
         for name, calls in record.groups.items():
@@ -235,15 +239,3 @@ def _range(numbers: list[int], text: Callable[[int], str]) -> str:
     """
     least, most = text(min(numbers)), text(max(numbers))
     return least if least == most else f"{least}–{most}"
-
-
-def _spread(run: Run, waiting: Waiting) -> Grid | None:
-    """The modules and lines whose time differs most between ranks, and the waiting for others."""
-    if len(run.ranks) < 2:
-        return None
-    waits = np.array([waiting.waited[rank] for rank in run.ranks], dtype=np.int64)
-    rows = [Spread("waiting for other ranks", waits)] if waits.any() else []
-    rows += module_spreads(run, _MOST_ROWS // 2)
-    # Also the time on the way to its ops: loading a batch, importing a module.
-    rows += [Spread(f"{each.text}, and before", each.times) for each in line_spreads(run, _MOST_ROWS // 2)]
-    return spread_grid(run, "time of a rank", rows)

@@ -1,4 +1,4 @@
-"""What looks wrong in the processes of a job, each by itself: looked for rank by rank, equal problems folded.
+"""Problems of the processes of a job, each by itself: found rank by rank, equal problems folded.
 
 One rank is open at a time. A problem at one line is the same on two ranks if its sentence is, numbers aside.
 """
@@ -18,7 +18,6 @@ from sightline.errors import SightlineError, UsageError
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.rank_ends import error_text, is_consequence
-from sightline.ranks.record import RankRecord
 from sightline.store import load
 from sightline.views.problems import matching_paths
 
@@ -40,69 +39,61 @@ def process_problems(
 ) -> list[Problem]:
     """The problems of all ranks, those of some ranks only before those of all, under their severity.
 
-    ``module`` is a glob that selects modules; ``part`` is what of a recording is looked at. A rank without
-    that part, such as a step it did not come to, has no problems; it is an error where no rank has it.
+    ``module`` is a glob that selects modules; ``part`` selects the part of a recording to examine. A rank
+    without that part, such as a step it did not come to, has no problems; if no rank has it, it is an error.
     """
     folded: dict[Hashable, _Folded] = {}
     errors: list[UsageError] = []
     unread: list[Problem] = []
     for rank, record in run.records.items():
         try:
-            found, paths = _of_rank(record.path, module, part)
+            problems, paths = _problems_of_rank(record.path, module, part)
         except UsageError as error:
             errors.append(error)
             continue
         except SightlineError as error:
-            unread.append(_unread(rank, error))
+            unread.append(Problem(
+                kind="unreadable", severity=Severity.NOTE,
+                title=f"Rank {rank} could not be looked at by itself",
+                why="", module="", modules=(), place="", detail=str(error),
+            ))  # fmt: skip
             continue
-        if is_consequence(run, record):
-            found = [_of_another_rank(each, record) if each.kind == FIRST else each for each in found]
-        for problem in found:
-            if paths is None or not paths.isdisjoint(problem.modules):
-                same = folded.setdefault(_key(problem), _Folded(problem))
-                same.ranks.append(rank)
-                same.has_other_numbers |= problem.title != same.problem.title
+        for problem in problems:
+            if paths is not None and paths.isdisjoint(problem.modules):
+                continue
+            if problem.kind == FIRST and is_consequence(run, record):
+                # The words of the backend on a failure that another rank has caused matter little.
+                problem = replace(
+                    problem, title=error_text(str(record.info["exception"])), detail="",
+                    severity=Severity.NOTE,
+                    why="It came from what another rank did, or did not do. Nothing after it was looked at.",
+                )  # fmt: skip
+            sentence = _NUMBER.sub("#", problem.title)
+            key = (
+                problem.kind, problem.place, problem.called, problem.module, problem.parameter, sentence,
+            )  # fmt: skip
+            same = folded.setdefault(key, _Folded(problem))
+            same.ranks.append(rank)
+            same.has_other_numbers |= problem.title != same.problem.title
     if errors and len(errors) == len(run.records):
         raise errors[0]
-    ordered = sorted(folded.values(), key=lambda each: _order(each, run))
-    return [*(_shown(each, run) for each in ordered), *unread]
+
+    def order(each: _Folded) -> tuple[object, ...]:
+        problem, is_common = each.problem, len(each.ranks) == len(run.records)
+        return problem.kind != FIRST, -problem.severity, -problem.confidence, is_common
+
+    return [*(_shown(each, run) for each in sorted(folded.values(), key=order)), *unread]
 
 
-def _of_rank(
+def _problems_of_rank(
     path: Path, module: str | None, part: Callable[[TraceData], Index]
 ) -> tuple[list[Problem], set[str] | None]:
-    """The problems of one rank, and the modules that were asked for."""
+    """The problems of one rank, and the paths of the selected modules."""
     data = load(path)
     try:
         return find(part(data)), None if module is None else matching_paths(data.modules, module)
     finally:
         data.close()
-
-
-def _of_another_rank(failure: Problem, record: RankRecord) -> Problem:
-    """The failure of a rank that another one has caused: what its backend says of it matters little."""
-    return replace(
-        failure, title=error_text(str(record.info["exception"])), detail="", severity=Severity.NOTE,
-        why="It came from what another rank did, or did not do. Nothing after it was looked at.",
-    )  # fmt: skip
-
-
-def _unread(rank: int, error: SightlineError) -> Problem:
-    return Problem(
-        kind="unreadable", severity=Severity.NOTE, title=f"Rank {rank} could not be looked at by itself",
-        why="", module="", modules=(), place="", detail=str(error),
-    )  # fmt: skip
-
-
-def _key(problem: Problem) -> Hashable:
-    sentence = _NUMBER.sub("#", problem.title)
-    return problem.kind, problem.place, problem.called, problem.module, problem.parameter, sentence
-
-
-def _order(folded: _Folded, run: Run) -> tuple[object, ...]:
-    problem = folded.problem
-    is_common = len(folded.ranks) == len(run.records)
-    return problem.kind != FIRST, -problem.severity, -problem.confidence, is_common
 
 
 def _shown(folded: _Folded, run: Run) -> Problem:

@@ -9,12 +9,12 @@ from sightline.ranks.collectives import messages_of
 from sightline.ranks.merge import Run
 from sightline.ranks.record import RankRecord, shown_op
 
-#: What backends put around an error: ``[…/tcp/pair.cc:553]``, ``[127.0.0.1]:29500``, the version of NCCL.
+#: Text of backends around an error: ``[…/tcp/pair.cc:553]``, ``[127.0.0.1]:29500``, the version of NCCL.
 _LIBRARY: Final = re.compile(
     r"\[[^\[\]\s]+\.(?:cc|cpp|h|hpp|cu):\d+\]\s*|\s*\[[\da-f.:]+\]:\d+| in: \S+\.(?:cc|cpp|h|hpp):\d+(?=,)"
     r"|, NCCL version [\d.]+"
 )
-#: Errors of backends, whose cause is what another rank did or did not do.
+#: Errors of backends, whose cause is something that another rank did or did not do.
 _BACKEND: Final = re.compile(
     r"gloo|nccl|DistBackendError|DistNetworkError|ProcessGroup|Connection (closed|reset|refused)|Broken pipe"
     r"|Timed out waiting \d+ ?ms|Watchdog caught collective",
@@ -65,7 +65,7 @@ def _seconds(ns: int) -> str:
 
 
 def error_text(text: str) -> str:
-    """The first line of an error, without what backends put around it.
+    """The first line of an error, without the parts that backends put around it.
 
     >>> error_text("RuntimeError: [/gloo/tcp/pair.cc:553] Connection closed by peer [::1]:29500. This is")
     'RuntimeError: Connection closed by peer'

@@ -1,4 +1,4 @@
-"""`RankRecord`: one rank reduced to what is compared between ranks, so that hundreds fit into memory.
+"""`RankRecord`: one rank reduced to the parts that ranks are compared by, so that hundreds fit into memory.
 
 Ops, collectives and source lines are numbers into tables that all ranks share (`SharedNames`), and ranks that
 ran the same ops share one array of them.
@@ -52,7 +52,7 @@ class SharedNames:
         self.ops = Numbering()  #: names of ops
         self.steps = Numbering()  #: (op, place)
         self.modules = Numbering()  #: ``blocks.0.attn``
-        self.signatures = Numbering()  #: what a collective was, as its first `Collective`
+        self.signatures = Numbering()  #: signatures of collectives, each as its first `Collective`
         self._arrays: dict[bytes, I32] = {}
 
     def shared(self, array: I32) -> I32:
@@ -85,7 +85,7 @@ class GroupCalls:
     op: I32
     start: I64  #: ns since the recording began
     released: I64  #: when the host went on
-    bytes: I64  #: what the rank contributed
+    bytes: I64  #: that the rank contributed
 
     def __len__(self) -> int:
         return len(self.op)
@@ -93,7 +93,7 @@ class GroupCalls:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What is kept of one rank."""
+    """The parts of one rank's recording that are kept."""
 
     rank: int
     path: Path
@@ -112,7 +112,7 @@ class RankRecord:
     spent: dict[int, int] = field(default_factory=dict)  #: ns on the way to and in the ops of each line
     modules: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  #: those that were called
     module_times: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  #: ns in their calls
-    values: Fingerprints = field(default_factory=Fingerprints)  #: what is compared by value
+    values: Fingerprints = field(default_factory=Fingerprints)  #: compared by value
     stack: str = ""  #: where it was when SIGUSR1 came: ``train.py:9 in step``
 
     @property
@@ -151,7 +151,7 @@ def begins_thread(record: RankRecord, at: int) -> bool:
 
 
 def read_record(path: Path, rank: int, names: SharedNames) -> RankRecord:
-    """Open the recording of a rank, keep what is compared, and close it again."""
+    """Open the recording of a rank, make its record, and close it again."""
     data = load(path)
     try:
         return record_of(data, rank, path, names)
@@ -160,32 +160,42 @@ def read_record(path: Path, rank: int, names: SharedNames) -> RankRecord:
 
 
 def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> RankRecord:
-    """What is kept of a trace."""
-    index = Index(data)
+    """The record of a trace."""
+    index, ops, calls = Index(data), data.ops, data.calls
     places = _places(index, names)
     op_places = places[index.op_user_frames]
     collectives = Collectives(data)
     rows = _ordered_ops(data, op_places != places[-1], collectives.ops)
-    modules, module_times = _module_times(data, names)
-    last = int(rows[np.argmax(data.ops.start[rows])]) if len(rows) else -1
+    keys, inverse = np.unique(ops.name[rows].astype(np.int64) << 32 | op_places[rows], return_inverse=True)
+    steps = np.array(
+        [names.steps.of((names.ops.of(data.names[key >> 32]), key & 0xFFFFFFFF)) for key in keys.tolist()],
+        dtype=np.int32,
+    )[inverse]  # fmt: skip
+    module_sums = np.bincount(
+        calls.module, weights=np.maximum(calls.duration, 0), minlength=len(data.modules)
+    )
+    called = np.unique(calls.module)
+    labels = [names.modules.of(data.modules[module].label) for module in called.tolist()]
+    modules, first = np.unique(labels, return_index=True)  # two models may have modules of one name
+    last = int(rows[np.argmax(ops.start[rows])]) if len(rows) else -1
     return RankRecord(
         rank=rank,
         path=path,
-        info=_kept_info(data.info),
+        info={name: data.info[name] for name in _KEPT if data.info.get(name) is not None},
         host=str((getattr(data, "environment", None) or {}).get("host") or ""),
-        ops=len(data.ops),
-        steps=names.shared(_steps(data, rows, op_places, names)),
+        ops=len(ops),
+        steps=names.shared(steps),
         step_ops=names.shared(rows.astype(np.int32)),
         groups=_groups(data, collectives, op_places, names),
         last_place=int(op_places[last]) if last >= 0 else names.places.of(""),
-        last_op=data.names[data.ops.name[last]] if last >= 0 else "",
+        last_op=data.names[ops.name[last]] if last >= 0 else "",
         last_is_collective=bool(len(collectives.ops)) and last == int(collectives.ops[-1]),
         last_row=last,
-        last_end=int(data.ops.start[last] + data.ops.duration[last]) if last >= 0 else 0,
+        last_end=int(ops.start[last] + ops.duration[last]) if last >= 0 else 0,
         running=bool(data.info.get("unfinished")) and is_being_recorded(path),
         spent=_spent(data, rows, op_places, collectives.ops),
-        modules=modules,
-        module_times=module_times,
+        modules=names.shared(modules.astype(np.int32)),
+        module_times=module_sums[called[first]].astype(np.int64),
         values=fingerprints_of(index, collectives, op_places, places),
         stack=_stack(path),
     )
@@ -196,10 +206,6 @@ _KEPT: Final = (
     "torch", "engine", "dropped", "last", "groups", "waits", "rank_device", "restart", "fault_count",
     "meshes", "seed",
 )  # fmt: skip
-
-
-def _kept_info(info: dict[str, Any]) -> dict[str, Any]:
-    return {name: info[name] for name in _KEPT if info.get(name) is not None}
 
 
 def _places(index: Index, names: SharedNames) -> I32:
@@ -227,20 +233,10 @@ def _ordered_ops(data: TraceData, has_line: NDArray[np.bool_], collectives: I64)
     return rows[np.argsort(ops.thread[rows], kind="stable")]
 
 
-def _steps(data: TraceData, rows: I64, op_places: I32, names: SharedNames) -> I32:
-    if not len(rows):
-        return np.zeros(0, dtype=np.int32)
-    keys = data.ops.name[rows].astype(np.int64) << 32 | op_places[rows]
-    unique, inverse = np.unique(keys, return_inverse=True)
-    numbers = [
-        names.steps.of((names.ops.of(data.names[key >> 32]), key & 0xFFFFFFFF)) for key in unique.tolist()
-    ]
-    return np.array(numbers, dtype=np.int32)[inverse]
-
-
 def _groups(
     data: TraceData, collectives: Collectives, op_places: I32, names: SharedNames
 ) -> dict[str, GroupCalls]:
+    """The collectives by process group, and the messages by peer and tag."""
     before = collectives.dropped()
     by_counter: dict[tuple[str, ...], list[Collective]] = {counter: [] for counter in before}
     for each in collectives:
@@ -264,7 +260,7 @@ def _groups(
 def _spent(data: TraceData, rows: I64, op_places: I32, collectives: I64) -> dict[int, int]:
     """The time on the way to each line's ops and in them, on the first thread, without waiting for others.
 
-    What passes in a collective is waiting, and so is as much of what passes before the next op as was seen of
+    The time in a collective is waiting, and so is as much of the time before the next op as was recorded of
     ``Work.wait``.
     """
     ops = data.ops
@@ -279,16 +275,6 @@ def _spent(data: TraceData, rows: I64, op_places: I32, collectives: I64) -> dict
     times = np.where(np.isin(rows, collectives), times - ops.duration[rows], times)
     sums = np.bincount(op_places[rows], weights=np.maximum(times, 0))
     return {int(place): int(sums[place]) for place in np.flatnonzero(sums)}
-
-
-def _module_times(data: TraceData, names: SharedNames) -> tuple[I32, I64]:
-    """The modules that were called, and the time in the calls of each."""
-    calls = data.calls
-    sums = np.bincount(calls.module, weights=np.maximum(calls.duration, 0), minlength=len(data.modules))
-    called = np.unique(calls.module)
-    numbers = [names.modules.of(data.modules[module].label) for module in called.tolist()]
-    unique, first = np.unique(numbers, return_index=True)  # two models may have modules of one name
-    return names.shared(unique.astype(np.int32)), sums[called[first]].astype(np.int64)
 
 
 def waited_time(info: dict[str, Any]) -> int:

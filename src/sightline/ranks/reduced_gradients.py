@@ -1,12 +1,12 @@
 """The parameters whose gradients a program sums over ranks by itself: one by one, in buckets, or as means.
 
 An optimizer reads a gradient after it was reduced, divided, clipped and copied out of a bucket. So each is
-followed back from what the optimizer reads, or from what is added to its parameter, to the collective.
+followed back to the collective from the value that the optimizer reads, or that is added to its parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,39 +43,39 @@ def reduced_gradients(data: TraceData, collectives: Collectives, op_places: I32)
     if not equal:
         return {}
     reduced = _ReducedValues(data, equal)
-    found: dict[str, Reduction] = {}
+    reductions: dict[str, Reduction] = {}
     for name, values in _gradients(data):
         call = next(filter(None, map(reduced.origin, values)), None)
-        if call is not None and name not in found:
-            found[name] = Reduction(int(op_places[call.op]), call.group)
-    return found
+        if call is not None and name not in reductions:
+            reductions[name] = Reduction(int(op_places[call.op]), call.group)
+    return reductions
 
 
 def _gradients(data: TraceData) -> Iterator[tuple[str, list[int]]]:
-    """Each parameter with values that may be its reduced gradients: those of its first and its last step."""
+    """Each parameter with values that may be its reduced gradients: those of its first and its last step.
+
+    Where no optimizer has named its gradient, these are values that updates add to the parameter: averages of
+    parameters that are copied to it are no gradients.
+    """
     values, names = data.values, data.names
     named: dict[str, list[int]] = {}
     for value in np.flatnonzero(values.name >= 0).tolist():
         name = names[values.name[value]]
         if name.endswith(_GRADIENT):
             named.setdefault(name.removesuffix(_GRADIENT), []).append(value)
-    added: dict[str, list[int]] = {}  # to a parameter, where no optimizer has named its gradient
+    added: dict[str, list[int]] = {}
     updated = np.flatnonzero((values.kind == _PARAMETER) & (values.name >= 0) & (values.previous >= 0))
     for value in updated.tolist():
         name = names[values.name[value]]
-        if name not in named and values.producer[value] >= 0 and len(added.get(name, ())) < 4:
-            added.setdefault(name, []).extend(_addends(data, value))
-    for name, found in (*named.items(), *added.items()):
-        yield name, [found[0], *found[-1:]] if name in named else found
-
-
-def _addends(data: TraceData, parameter: int) -> Iterator[int]:
-    """What an update adds to a parameter: averages of parameters that are copied to it are no gradients."""
-    op = int(data.values.producer[parameter])
-    name = _plain(data.names[data.ops.name[op]])
-    if name != "copy" and not kind_of(data.names[data.ops.name[op]]):
-        previous = int(data.values.previous[parameter])
-        yield from (value for value in _inputs(data, op, parameter) if value != previous)
+        op = int(values.producer[value])
+        if name in named or op < 0 or len(added.get(name, ())) >= 4:
+            continue
+        op_name, previous = names[data.ops.name[op]], int(values.previous[value])
+        is_copy = _plain(op_name) == "copy" or bool(kind_of(op_name))
+        addends = [each for each in _inputs(data, op, value) if each != previous] if not is_copy else []
+        added.setdefault(name, []).extend(addends)
+    yield from ((name, [gradients[0], *gradients[-1:]]) for name, gradients in named.items())
+    yield from added.items()
 
 
 def _plain(name: str) -> str:
@@ -109,15 +109,12 @@ class _ReducedValues:
 
     def __init__(self, data: TraceData, equal: dict[int, Collective]) -> None:
         self._data, self._equal = data, equal
-        #: What a collective writes to may be read through another view of it.
+        #: The results of a collective may be read through other views of its tensors.
         self._by_storage: dict[int, Collective] = {}
         for op, call in equal.items():
             if call.kind == "all_reduce":
-                for value in self._written(op):
+                for value in (*data.ops.inputs_of(op), *data.ops.outputs_of(op)):
                     self._by_storage.setdefault(int(data.values.storage[value]), call)
-
-    def _written(self, op: int) -> Iterable[int]:
-        return (*self._data.ops.inputs_of(op), *self._data.ops.outputs_of(op))
 
     def origin(self, value: int) -> Collective | None:
         """The collective that a value comes from, by ops that only carry it on; None if there is none."""
@@ -136,7 +133,7 @@ class _ReducedValues:
             name = data.names[data.ops.name[op]]
             carried = list(_inputs(data, op, each)) if _plain(name) in _CARRIES else []
             if _plain(name) in ("copy", "_foreach_copy"):
-                before = before[1:]  # what was there is overwritten
+                before = before[1:]  # the old contents are overwritten
             elif not carried:
                 before = []
             new = [one for one in (*before, *carried) if one >= 0 and one not in seen]

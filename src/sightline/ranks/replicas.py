@@ -1,15 +1,14 @@
 """Ranks that should be equal and are not, or should differ and do not: weights, batches, seeds, modes.
 
-Replicas are the ranks of a DDP model, and of weights whose gradients a program reduces by itself. Different
-data is what they are for: equal batches are a problem, and so are equal random numbers in their dropout.
+Replicas are the ranks of a DDP model, and of weights whose gradients a program reduces by itself. They exist
+to train on different data: equal batches are a problem, and so are equal random numbers in their dropout.
 Ranks that share one model by tensor parallelism must be given the same batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from functools import partial
 
 from sightline.analysis.problems.problem import Confidence, Problem, Severity
 from sightline.ranks.buffers import buffer_problems
@@ -22,13 +21,12 @@ _FEWEST_DRAWN = 64  #: random numbers that are not the same by chance
 
 
 def replica_problems(run: Run) -> list[Problem]:
-    """What differs between replicas that has to be equal, and what is equal that should differ."""
+    """Weights, buffers and modes of replicas that differ, and batches or random numbers that do not."""
     return [
         *_weights(run),
         *buffer_problems(run),
-        *_same_batches(run),
+        *_equal_series(run),
         *_other_batches(run),
-        *_same_draws(run),
         *_modes(run),
     ]
 
@@ -39,17 +37,22 @@ def _weights(run: Run) -> Iterator[Problem]:
     for record in run.records.values():
         weights = record.values.weights
         if weights is not None:
-            groups = frozenset(map(partial(_members, run), record.values.replicated_in))
+            groups = frozenset(_members(run, group) for group in record.values.replicated_in)
             key = frozenset(weights.names), record.values.replicated and groups, bool(record.values.reduced)
             by_names.setdefault(key, []).append((record, weights))
     for holders in by_names.values():
         first = holders[0][0].values
+        #: Sets of ranks that hold replicas, each with the names of these weights; None for all.
         compared: list[tuple[tuple[int, ...], set[str] | None]] = [(tuple(run.records), None)]
         if first.replicated:
             sets = dict.fromkeys(_members(run, group) for group in first.replicated_in)
             compared = [(ranks, None) for ranks in sets] or compared
         elif first.reduced:
-            compared = [*_reduced_sets(run, [record for record, _ in holders]).items()]
+            reduced: dict[tuple[int, ...], set[str]] = {}
+            for record, _ in holders:
+                for name, reduction in record.values.reduced.items():
+                    reduced.setdefault(_members(run, reduction.group), set()).add(name)
+            compared = [*reduced.items()]
         for ranks, names in compared:
             replicas = [each for each in holders if each[0].rank in ranks]
             problem = _drift(run, replicas, names) if len(replicas) > 1 else None
@@ -75,7 +78,7 @@ def _forgotten(
         for _, weights in replicas
     ]
     elsewhere = {name for record, _ in replicas for name in record.values.reduced}
-    names = {name for name, _ in frozenset.intersection(*map(frozenset, begins))} - elsewhere
+    names = {name for name, _ in set.intersection(*begins)} - elsewhere
     problem = _drift(run, replicas, names) if names else None
     if problem is None:
         return None
@@ -93,15 +96,6 @@ def _members(run: Run, group: str) -> tuple[int, ...]:
     return tuple(run.groups.get(group, run.records))
 
 
-def _reduced_sets(run: Run, records: list[RankRecord]) -> dict[tuple[int, ...], set[str]]:
-    """The ranks over which gradients are reduced by hand, and the parameters of each such set."""
-    sets: dict[tuple[int, ...], set[str]] = {}
-    for record in records:
-        for name, reduction in record.values.reduced.items():
-            sets.setdefault(_members(run, reduction.group), set()).add(name)
-    return sets
-
-
 def _drift(run: Run, replicas: list[tuple[RankRecord, Weights]], names: set[str] | None) -> Problem | None:
     """The first version of a weight that is not the same on all ranks.
 
@@ -111,16 +105,16 @@ def _drift(run: Run, replicas: list[tuple[RankRecord, Weights]], names: set[str]
     is_replicated = record.values.replicated or names is not None
     by_name = first.by_name(names)
     #: When on the first rank, the weight, the other rank, and again when on both.
-    found: list[tuple[int, str, int, int, int]] = []
+    differences: list[tuple[int, str, int, int, int]] = []
     for other, theirs in replicas[1:]:
         for name, versions in theirs.by_name(names).items():
             at = _first_difference(first, by_name.get(name, []), theirs, versions)
             if at is not None and (first.begun == theirs.begun or at[0] >= first.begun):
-                found.append((at[0], name, other.rank, *at))
-    if not found:
+                differences.append((at[0], name, other.rank, *at))
+    if not differences:
         return None
-    earliest, name, _, _, there = min(found)
-    odd = sorted(rank for at, other, rank, *_ in found if (at, other) == (earliest, name))
+    earliest, name, _, _, there = min(differences)
+    odd = sorted(rank for at, other, rank, *_ in differences if (at, other) == (earliest, name))
     if earliest < first.begun:
         # Without a sign that they are replicas, each rank has weights of its own: a stage of a pipeline.
         return _unequal_start(run, record, name, odd, int(first.lines[earliest])) if is_replicated else None
@@ -162,7 +156,7 @@ def _first_difference(
 
 
 def _unequal_start(run: Run, record: RankRecord, name: str, odd: list[int], line: int) -> Problem:
-    """Weights that were not the same to begin with; where seeds differ, because of these."""
+    """Weights that differ from the start; where seeds differ, because of these."""
     seeds = {rank: run.records[rank].info.get("seed") for rank in (record.rank, odd[0])}
     has_other_seed = len(set(seeds.values())) > 1
     texts = ", ".join(f"{seed} on rank {rank}" for rank, seed in seeds.items())
@@ -170,7 +164,7 @@ def _unequal_start(run: Run, record: RankRecord, name: str, odd: list[int], line
     reduction = record.values.reduced.get(name)
     if line < 0 and reduction is not None:
         line = reduction.place
-        detail.append("that line reduces its gradient; where it was made is not recorded")
+        detail.append("that line reduces its gradient; the line that made it is not recorded")
     place = run.names.places.all[line] if line >= 0 else ""
     return _problem(
         "seeds" if has_other_seed else "replicas", Severity.ERROR,
@@ -181,63 +175,42 @@ def _unequal_start(run: Run, record: RankRecord, name: str, odd: list[int], line
     )  # fmt: skip
 
 
-def _same_batches(run: Run) -> Iterator[Problem]:
-    """Every replica was given the same batch, or, where batches were not measured, computed the same loss."""
-    measured = all(_batches(record).prints for record in _replicas(run))
-    what, of = ("given the same batch", _batches) if measured else ("computing the same loss", _losses)
-    found = _all_equal(run, of)
-    if found is not None:
-        count, steps, place = found
+def _equal_series(run: Run) -> Iterator[Problem]:
+    """Replicas that are given the same batches, and replicas whose modules draw the same random numbers.
+
+    Where batches were not measured, the losses are compared instead.
+    """
+    records = [record for record in run.records.values() if record.values.has_own_batch]
+
+    def equal(series: list[Series]) -> tuple[int, str] | None:
+        """The length and the line of the series, if all are equal."""
+        steps = min((len(each.prints) for each in series), default=0)
+        if len(series) < 2 or not steps or len({each.prints[:steps] for each in series}) > 1:
+            return None
+        return steps, run.names.places.all[series[0].place] if series[0].place >= 0 else ""
+
+    everyone = "Both" if len(records) == 2 else f"All {len(records):,}"
+    measured = all(record.values.batches.prints for record in records)
+    same = equal([record.values.batches if measured else record.values.losses for record in records])
+    if same is not None:
+        steps, place = same
         when = f"in each of {steps:,} steps" if steps > 1 else "in the one step recorded"
+        how = "given the same batch" if measured else "computing the same loss"
         yield _problem(
-            "same-batch", Severity.WARNING, f"{_all(count)} replicas are {what} {when}",
+            "same-batch", Severity.WARNING, f"{everyone} replicas are {how} {when}",
             "More ranks then train on no more data; give each its own part, as DistributedSampler does.",
             place, confidence=Confidence.CERTAIN if measured else Confidence.LIKELY,
         )  # fmt: skip
-
-
-def _same_draws(run: Run) -> Iterator[Problem]:
-    """Every replica draws the same random numbers in its modules."""
-    found = _all_equal(run, _draws)
-    if found is not None and min(record.values.drawn for record in _replicas(run)) >= _FEWEST_DRAWN:
-        count, steps, place = found
+    same = equal([record.values.draws for record in records])
+    if same is not None and min(record.values.drawn for record in records) >= _FEWEST_DRAWN:
+        steps, place = same
         times = f", {steps:,} times" if steps > 1 else ""
         yield _problem(
-            "seeds", Severity.NOTE, f"{_all(count)} replicas draw the same random numbers{times}",
+            "seeds", Severity.NOTE, f"{everyone} replicas draw the same random numbers{times}",
             "Dropout then leaves out the same places on every rank, so that its noise does not average out; "
             "once the model is built, seed each rank differently.",
             place, confidence=Confidence.GUESS,
         )  # fmt: skip
-
-
-def _all(count: int) -> str:
-    return "Both" if count == 2 else f"All {count:,}"
-
-
-def _batches(record: RankRecord) -> Series:
-    return record.values.batches
-
-
-def _losses(record: RankRecord) -> Series:
-    return record.values.losses
-
-
-def _draws(record: RankRecord) -> Series:
-    return record.values.draws
-
-
-def _replicas(run: Run) -> list[RankRecord]:
-    return [record for record in run.records.values() if record.values.has_own_batch]
-
-
-def _all_equal(run: Run, of: Callable[[RankRecord], Series]) -> tuple[int, int, str] | None:
-    """How many replicas have an equal series, how long it is, and its line; None if one differs."""
-    records = _replicas(run)
-    steps = min((len(of(record).prints) for record in records), default=0)
-    if len(records) < 2 or not steps or len({of(record).prints[:steps] for record in records}) > 1:
-        return None
-    place = of(records[0]).place
-    return len(records), steps, run.names.places.all[place] if place >= 0 else ""
 
 
 def _other_batches(run: Run) -> Iterator[Problem]:
@@ -247,17 +220,20 @@ def _other_batches(run: Run) -> Iterator[Problem]:
         tuple(mesh["ranks"])
         for record in sharded.values()
         for mesh in record.info.get("meshes") or ()
-        if isinstance(mesh, dict) and _is_flat(mesh.get("ranks"))
+        if isinstance(mesh, dict)
+        and isinstance(mesh.get("ranks"), list | tuple)
+        and all(type(rank) is int for rank in mesh["ranks"])  # of one dimension
     }
     for mesh in sorted(meshes):
         records = [sharded[rank] for rank in mesh if rank in sharded]
-        steps = min((len(_batches(record).prints) for record in records), default=0)
-        for step in range(steps):
-            odd = [
-                each for each in records if _batches(each).prints[step] != _batches(records[0]).prints[step]
-            ]
+        batches = [record.values.batches for record in records]
+        for step in range(min((len(each.prints) for each in batches), default=0)):
+            odd = [record for record, each in zip(records, batches, strict=True)
+                   if each.prints[step] != batches[0].prints[step]]  # fmt: skip
             if odd:
-                here, there = (run.names.places.all[_batches(each).place] for each in (records[0], odd[0]))
+                here, there = (
+                    run.names.places.all[each.values.batches.place] for each in (records[0], odd[0])
+                )
                 yield _problem(
                     "other-batch", Severity.ERROR,
                     f"{ranks_text([each.rank for each in odd]).capitalize()} of one tensor-parallel model "
@@ -270,11 +246,6 @@ def _other_batches(run: Run) -> Iterator[Problem]:
                 break
 
 
-def _is_flat(ranks: object) -> bool:
-    """Whether these are the ranks of a mesh of one dimension."""
-    return isinstance(ranks, list | tuple) and all(type(each) is int for each in ranks)
-
-
 def _modes(run: Run) -> Iterator[Problem]:
     """A module is in training mode on some ranks and in evaluation mode on others."""
     modes: dict[str, dict[frozenset[bool], list[int]]] = {}
@@ -282,8 +253,8 @@ def _modes(run: Run) -> Iterator[Problem]:
         by_label: dict[str, set[bool]] = {}
         for label, is_training in record.values.modes:
             by_label.setdefault(label, set()).add(is_training)
-        for label, found in by_label.items():
-            modes.setdefault(label, {}).setdefault(frozenset(found), []).append(record.rank)
+        for label, its_modes in by_label.items():
+            modes.setdefault(label, {}).setdefault(frozenset(its_modes), []).append(record.rank)
     for label, by_mode in modes.items():
         training = by_mode.get(frozenset({True}), [])
         evaluation = by_mode.get(frozenset({False}), [])

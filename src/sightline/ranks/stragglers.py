@@ -1,4 +1,4 @@
-"""The rank that the others wait for again and again, and what it does that they do not.
+"""The rank that the others wait for again and again, and the work that it does and they do not.
 
 Ranks leave a collective that they wait in together, so that all time from there to a rank's own arrival at
 the next is work of that rank. A cause is named only where it shows before most of the late arrivals; slow
@@ -34,12 +34,12 @@ _LEAST_LOST: Final = 50_000_000  #: ns altogether
 _LEAST_SHARE: Final = 0.02  #: of the time of the job that is lost
 _STEP_SHARE: Final = 0.15  #: of the time from the first collective to the last that is lost
 _TOGETHER: Final = 100_000  #: ns by which a rank may seem to go on before the last one has come
-_EVEN: Final = 9  #: times what each third of the run has to lose
+_EVEN: Final = 9  #: times the least that each third of the run has to lose
 _MUCH: Final = 0.25  #: of the time that is lost to a rank that is slow without a cause
-_LONGEST: Final = 3  #: times the median: what one late arrival counts at most
+_LONGEST: Final = 3  #: times the median: the most that one late arrival counts
 _HALF: Final = 0.5  #: of the time lost that one line has to account for
 _MORE: Final = 1.1  #: times as many ops, or elements, are more
-_TYPICAL: Final = 1.5  #: times its share of the work: what a line may lose where the whole rank is slower
+_TYPICAL: Final = 1.5  #: times its share of the work: a line may lose this where the whole rank is slower
 _MUCH_SLOWER: Final = 3  #: times: more than a core that is shared
 
 
@@ -53,10 +53,9 @@ class Lateness:
     lost: int  #: ns that the others wait for it
     span: int  #: ns from the first collective to the last
     columns: NDArray[np.int64]  #: the collectives that it is the last at, but the first
-    counted: NDArray[np.bool_]  #: which of these make up most of what is lost
-    begins: NDArray[
-        np.float64
-    ]  #: when all ranks had come to the one before each of them, on the common clock
+    counted: NDArray[np.bool_]  #: which of these make up most of the time that is lost
+    #: When all ranks had come to the collective before each of them, on the common clock.
+    begins: NDArray[np.float64]
 
 
 def straggler_problems(waiting: Waiting) -> Iterator[Problem]:
@@ -90,40 +89,35 @@ def lateness(
     largest = np.argsort(-late)
     enough = int(np.searchsorted(np.cumsum(late[largest]), _WEIGHT * late.sum())) + 1
     counted = np.sort(largest[:enough])
-    its = counted[last[counted] == row]
+    own = counted[last[counted] == row]
     span = float(ordered[-1, -1] - ordered[-1, 0])
-    if not len(its) or len(its) < _MOSTLY * len(counted):
+    if not len(own) or len(own) < _MOSTLY * len(counted):
         return None
     usual = np.zeros(len(numbers))
-    usual[its] = np.minimum(late[its], _LONGEST * np.median(late[its]))
+    usual[own] = np.minimum(late[own], _LONGEST * np.median(late[own]))
     if usual.sum() < max(_LEAST_LOST, _LEAST_SHARE * job, _STEP_SHARE * span):
         return None
     if min(part.sum() for part in np.array_split(usual, 3)) < usual.sum() / _EVEN:
         return None  # a slow start, or the pace of a part of the run
-    if _by_chance(len(its), len(counted), len(ranks)) > _CHANCE:
-        return None
+    count, one = len(counted), 1 / len(ranks)
+    if count <= 1000:  # the chance that one of the ranks is last so often, if each time it is any of them
+        chances = (comb(count, k) * one**k * (1 - one) ** (count - k) for k in range(len(own), count + 1))
+        if len(ranks) * sum(chances) > _CHANCE:
+            return None
     every = np.flatnonzero(last == row)[1:] if last[0] == row else np.flatnonzero(last == row)
     every = every[before[every - 1] >= 0]
     return Lateness(
         ranks[row], int((last == row).sum()), len(numbers), int(late[last == row].sum()), int(span),
-        numbers[every], np.isin(every, its), ordered[-1, before[every - 1]],
+        numbers[every], np.isin(every, own), ordered[-1, before[every - 1]],
     )  # fmt: skip
-
-
-def _by_chance(last: int, count: int, ranks: int) -> float:
-    """How likely one of the ranks is last at least so often, if each time it is any of them."""
-    if count > 1000:  # and it is the last at most of them
-        return 0.0
-    one = 1 / ranks
-    return ranks * sum(comb(count, k) * one**k * (1 - one) ** (count - k) for k in range(last, count + 1))
 
 
 def _problems(
     waiting: Waiting, table: GroupTable, arrivals: NDArray[np.float64], late: Lateness
 ) -> Iterator[Problem]:
-    """A problem that says what a late rank costs, and why it is late, as far as that is known.
+    """A problem with the cost of a late rank and the reason why it is late, as far as that is known.
 
-    One whose work is that of the others, only slower, is no problem unless it costs much.
+    A rank with the same work as the others, only slower, is no problem unless it costs much.
     """
     names = waiting.run.names
     lines = []
@@ -176,7 +170,7 @@ class _Work:
     lines: list[str]
     times: NDArray[np.float64]  #: ns on the way to the ops of a line and in them
     ops: NDArray[np.int64]
-    elements: NDArray[np.int64]  #: that these ops made
+    elements: NDArray[np.int64]  #: of the results of these ops
 
     def of(self, line: str) -> tuple[NDArray[np.float64], int, int]:
         """Times, ops and elements of a line; zeros where it has none."""
@@ -186,33 +180,42 @@ class _Work:
         return self.times[:, at], int(self.ops[:, at].sum()), int(self.elements[:, at].sum())
 
 
+def _is_more(mine: int, yours: int) -> bool:
+    return mine > _MORE * yours
+
+
 def _cause(ours: _Work, theirs: _Work, counted: NDArray[np.bool_], other: int) -> tuple[str, bool]:
     """How the work of the late rank differs, in a sentence, and whether that is more than a slow core."""
     more = {line: ours.of(line)[0] - theirs.of(line)[0] for line in {*ours.lines, *theirs.lines}}
     lost = float(ours.times.sum() - theirs.times.sum())
     worst = max(more, key=lambda line: (float(more[line].sum()), line), default="")
     if worst and lost > 0:
-        mine, yours = ours.of(worst), theirs.of(worst)
-        share = float(yours[0].sum() / max(theirs.times.sum(), 1.0))
-        has_other_work = _is_more(mine[1], yours[1]) or _is_more(mine[2], yours[2])
         of_lost = float(more[worst].sum()) / lost
-        is_usual = bool((more[worst][counted] > 0).mean() >= _MOSTLY)
-        if of_lost >= _HALF and is_usual:
+        if of_lost >= _HALF and bool((more[worst][counted] > 0).mean() >= _MOSTLY):
+            mine, yours = ours.of(worst), theirs.of(worst)
+            share = float(yours[0].sum() / max(theirs.times.sum(), 1.0))
+            has_other_work = _is_more(mine[1], yours[1]) or _is_more(mine[2], yours[2])
             is_much = float(mine[0].sum()) > _MUCH_SLOWER * float(yours[0].sum())
             has_cause = has_other_work or is_much or of_lost > _TYPICAL * share
             return _line_text(worst, mine, yours, other), has_cause
-    return _whole_text(ours, theirs, other)
-
-
-def _is_more(mine: int, yours: int) -> bool:
-    return mine > _MORE * yours
+    ops, elements = (
+        (int(getattr(ours, name).sum()), int(getattr(theirs, name).sum())) for name in ("ops", "elements")
+    )
+    if _is_more(*ops):
+        return f"before these it runs {ops[0]:,} ops, rank {other} {ops[1]:,}", True
+    if _is_more(*elements):
+        sizes = f"{elements[0]:,} elements, those of rank {other} {elements[1]:,}"
+        return f"its ops before these make {sizes}", True
+    is_same = ops[0] == ops[1] and elements[0] == elements[1]
+    alike = "as many ops on as large tensors" if is_same else "similar ops"
+    return f"it runs {alike} as rank {other} in more time, and no single line accounts for that", False
 
 
 def _line_text(
     line: str, mine: tuple[NDArray[np.float64], int, int], yours: tuple[NDArray[np.float64], int, int],
     other: int,
 ) -> str:  # fmt: skip
-    """What one line costs the late rank."""
+    """The time and the work of the late rank at one line, against another rank."""
     spent = f"before these it spends {time_text(int(mine[0].sum()))} at and before {line}"
     if not yours[1]:
         return f"{spent}, where rank {other} runs nothing"
@@ -224,28 +227,8 @@ def _line_text(
     return f"{text}, for the same ops"
 
 
-def _whole_text(ours: _Work, theirs: _Work, other: int) -> tuple[str, bool]:
-    """How the work of the late rank differs altogether."""
-    ops, elements = (
-        (int(getattr(ours, name).sum()), int(getattr(theirs, name).sum())) for name in ("ops", "elements")
-    )
-    if _is_more(*ops):
-        return f"before these it runs {ops[0]:,} ops, rank {other} {ops[1]:,}", True
-    if _is_more(*elements):
-        return (
-            f"its ops before these make {elements[0]:,} elements, those of rank {other} {elements[1]:,}",
-            True,
-        )
-    alike = (
-        "as many ops on as large tensors"
-        if ops[0] == ops[1] and elements[0] == elements[1]
-        else "similar ops"
-    )
-    return f"it runs {alike} as rank {other} in more time, and no single line accounts for that", False
-
-
 def _work(record: RankRecord, begins: NDArray[np.float64], ends: NDArray[np.float64]) -> _Work:
-    """What a rank did in some stretches of its run, which are given in ns since its recording began."""
+    """The work of a rank in some stretches of its run, which are given in ns since its recording began."""
     data = load(record.path)
     try:
         index, ops, values = Index(data), data.ops, data.values
@@ -265,8 +248,8 @@ def _work(record: RankRecord, begins: NDArray[np.float64], ends: NDArray[np.floa
         times = np.minimum(stops[inside], ends[stretch]) - begun
         frames, column = np.unique(index.op_user_frames[rows], return_inverse=True)
         sizes = np.array([meta.numel for meta in data.metas] or [0], dtype=np.int64)
-        made = np.concatenate([[0], np.cumsum(sizes[values.meta[ops.outputs]])])
-        elements = made[ops.output_offsets[rows + 1]] - made[ops.output_offsets[rows]]
+        total = np.concatenate([[0], np.cumsum(sizes[values.meta[ops.outputs]])])
+        elements = total[ops.output_offsets[rows + 1]] - total[ops.output_offsets[rows]]
         lines: dict[str, int] = {}
         numbers = [
             lines.setdefault(
@@ -289,10 +272,10 @@ def _work(record: RankRecord, begins: NDArray[np.float64], ends: NDArray[np.floa
 def _own_part(
     data: TraceData, index: Index, rows: NDArray[np.int64], at: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Which part of the time before each op is the program's own, if the op before it is a collective.
+    """The share of the time before each op that is the program's own, if the op before it is a collective.
 
     Where both are of one line, as in a backward pass that reduces gradients, the library waits in between;
-    elsewhere the program does, as long as was seen of ``Work.wait``.
+    elsewhere the program does, as long as was recorded of ``Work.wait``.
     """
     frames = index.op_user_frames
     before = rows[np.maximum(at - 1, 0)]

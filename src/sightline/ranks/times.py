@@ -1,4 +1,4 @@
-"""``t.rank_times()``: where the time of ranks differs — by module, by line, and by what they wait in."""
+"""``t.rank_times()``: where the time of ranks differs — by module, by line, and by collective."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Spread:
 
     @property
     def width(self) -> int:
-        """What lies between the fastest and the slowest rank."""
+        """The time between the fastest and the slowest rank."""
         return int(self.times.max() - self.times.min())
 
 
@@ -50,8 +50,8 @@ def line_spreads(run: Run, most: int) -> list[Spread]:
 
 
 def _widest(spreads: list[Spread], most: int) -> list[Spread]:
-    found = [each for each in spreads if each.times.any()]
-    return sorted(found, key=lambda each: (-each.width, each.text))[:most]
+    used = [each for each in spreads if each.times.any()]
+    return sorted(used, key=lambda each: (-each.width, each.text))[:most]
 
 
 def spread_grid(run: Run, title: str, spreads: list[Spread]) -> Grid | None:
@@ -82,8 +82,21 @@ def rank_times(run: Run, top: int) -> View:
         spread_grid(
             run, "at and before a line", [Spread("waiting for other ranks", waited), *line_spreads(run, top)]
         ),
-        _waits(waiting, top),
     ]
+    waits = [each for each in waiting.lines() if each.waited][:top]
+    if waits:
+        columns = (
+            Column("collective"), Column("at", least=20, end=True), Column("calls", right=True),
+            Column("waited by all", right=True), Column("longest", right=True), Column("most often last"),
+        )  # fmt: skip
+        rows = [
+            (
+                Span(each.kind, "op"), each.place, f"{each.count:,}", time_text(each.waited),
+                time_text(each.longest), f"rank {each.last}, ×{each.times_last:,}",
+            )
+            for each in waits
+        ]  # fmt: skip
+        tables.append(grid(columns, rows))
     blocks: list[Block] = []
     for table in tables:
         if table is not None:
@@ -95,23 +108,3 @@ def rank_times(run: Run, top: int) -> View:
         return fit_blocks(blocks, min(room, WIDTH))
 
     return View(tuple(fit(WIDTH)), fit=fit)
-
-
-def _waits(waiting: Waiting, top: int) -> Grid | None:
-    rows = [each for each in waiting.lines() if each.waited][:top]
-    if not rows:
-        return None
-    columns = (
-        Column("collective"), Column("at", least=20, end=True), Column("calls", right=True),
-        Column("waited by all", right=True), Column("longest", right=True), Column("most often last"),
-    )  # fmt: skip
-    return grid(
-        columns,
-        [
-            (
-                Span(each.kind, "op"), each.place, f"{each.count:,}", time_text(each.waited),
-                time_text(each.longest), f"rank {each.last}, ×{each.times_last:,}",
-            )
-            for each in rows
-        ],
-    )  # fmt: skip

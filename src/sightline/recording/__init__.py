@@ -1,4 +1,4 @@
-"""What runs while the model runs: intercepting ops and calls, writing rows, building the trace.
+"""The recorder, which runs while the model runs: it intercepts ops and calls, writes rows, builds the trace.
 
 `sightline.tracing` uses `recorder`, which uses the rest. Nothing here imports a view.
 """

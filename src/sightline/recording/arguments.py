@@ -87,7 +87,7 @@ class Arguments:
     ) -> None:
         """Extend key and ids by one argument of any type.
 
-        1, 1.0 and True are equal as keys, and so are 0.0 and -0.0: the type and, for what is false, the text
+        1, 1.0 and True are equal as keys, and so are 0.0 and -0.0: the type and, for a false value, the text
         distinguish them.
         """
         kind = self._kinds.get(type(item)) or self._classify(type(item))

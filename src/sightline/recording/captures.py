@@ -36,7 +36,7 @@ from sightline.store.shards.writer import DIRECT_BYTES, ShardWriter
 from sightline.tensor_memory import has_memory
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 
 def copied_size(tensor: Any, options: Capture) -> int | None:
@@ -72,7 +72,7 @@ class BufferPool:
         """The same for a CUDA tensor, into pinned memory; the function returned waits for its bytes.
 
         Nothing waits here: the tensor is copied on its device, so that later changes of it do no harm, and
-        that copy is transferred on a stream of its own, beside what the program does.
+        that copy is transferred on a stream of its own, beside the work of the program.
         """
         device = tensor.device
         dense = tensor.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
@@ -100,7 +100,12 @@ class BufferPool:
             buffer, host = free.pop()
             self._room += buffer.nbytes
         else:
-            buffer = _new_buffer(shape.numel() * dtype.itemsize, pinned)
+            # A large one begins at a page, so that a disk can read it directly; pinned memory comes in pages.
+            nbytes = shape.numel() * dtype.itemsize
+            spare = PAGE if nbytes >= DIRECT_BYTES and not pinned else 0
+            buffer = torch.empty(nbytes + spare, dtype=torch.uint8, pin_memory=pinned)
+            start = -buffer.data_ptr() % PAGE if spare else 0
+            buffer = buffer[start : start + nbytes]
             host = buffer.view(dtype).view(shape)
         data: Bytes = buffer.numpy()  # a new array each time: this use ends when it is freed
         weakref.finalize(data, self._give_back, buffer, host, pinned).atexit = False
@@ -110,14 +115,6 @@ class BufferPool:
         if buffer.nbytes <= self._room:  # called by any thread: each step is atomic
             self._room -= buffer.nbytes
             self._free[host.shape, host.dtype, pinned].append((buffer, host))
-
-
-def _new_buffer(nbytes: int, pinned: bool) -> Any:
-    """Memory for a copy; for a large one it begins at a page, so that a disk can read it directly."""
-    spare = PAGE if nbytes >= DIRECT_BYTES and not pinned else 0  # pinned memory comes in pages
-    buffer = torch.empty(nbytes + spare, dtype=torch.uint8, pin_memory=pinned)
-    start = -buffer.data_ptr() % PAGE if spare else 0
-    return buffer[start : start + nbytes]
 
 
 def dense_copy(tensor: Any, options: Capture) -> Any:
@@ -184,7 +181,7 @@ class StoredFiles:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What ``Capture(when=…)`` is called with."""
+    """A tensor that may be captured, as ``Capture(when=…)`` gets it."""
 
     step: str
     module: str
@@ -194,24 +191,24 @@ class Candidate:
     phase: str
 
 
-def _check_options(options: Capture) -> None:
-    if options.dtype is not None and not isinstance(options.dtype, torch.dtype):
-        raise UsageError(
-            f"Capture(dtype={argument_text(options.dtype)}) takes a torch dtype, such as torch.bfloat16."
-        )
-    try:
-        unobserved(partial(torch.empty, 0, device=options.device))
-    except Exception as error:
-        raise UsageError(
-            f"Capture(device={argument_text(options.device)}) cannot be used here: {error}"
-        ) from error
+def _with_gradient(capture: Callable[[Any], None], parameter: Any) -> None:
+    capture(parameter.grad)
 
 
 class CaptureObserver(Observer):
     """Captures the tensors that a `Capture` selects."""
 
-    def __init__(self, session: SessionBase, options: Capture, folder: Path | None) -> None:
-        _check_options(options)
+    def __init__(self, session: Session, options: Capture, folder: Path | None) -> None:
+        if options.dtype is not None and not isinstance(options.dtype, torch.dtype):
+            raise UsageError(
+                f"Capture(dtype={argument_text(options.dtype)}) takes a torch dtype, such as torch.bfloat16."
+            )
+        try:
+            unobserved(partial(torch.empty, 0, device=options.device))
+        except Exception as error:
+            raise UsageError(
+                f"Capture(device={argument_text(options.device)}) cannot be used here: {error}"
+            ) from error
         self._session = session
         self._options = options
         self.ops = self.api = bool(options.ops)
@@ -241,16 +238,12 @@ class CaptureObserver(Observer):
 
     # -- module calls ------------------------------------------------------------------------------------
 
-    def _selects(self, call: ObservedCall) -> bool:
-        if self._options.modules is None:
-            return self._every_module
-        return self._selection.module(call.module, exactly=True)
-
     def enter(self, call: ObservedCall) -> None:
         """Capture the arguments of a module, before it can change them."""
         index = self._call_counts[call.module]
         self._call_counts[call.module] = index + 1
-        if not self._selects(call):
+        everything = self._options.modules is None
+        if not (self._every_module if everything else self._selection.module(call.module, exactly=True)):
             return
         self._calls[call.number] = index
         if self._options.gradients:
@@ -275,52 +268,45 @@ class CaptureObserver(Observer):
         """Capture the results of a selected op."""
         info = event.info
         if info.flavour != OP and self._awaiting_gradient:
-            self._hook_returned(event.result)
+            # Inside the dispatcher, results of ops have no gradient yet; those that a call returns do.
+            for tensor in self._session.arguments.tensors(event.result, []):
+                value = self._session.values.find(tensor)
+                capture = None if value is None else self._awaiting_gradient.pop(value, None)
+                if capture is not None:
+                    self._hook_gradient(tensor, *capture)
         if not self._selection(event):
             return
         label = self._label(event.modules[-1]) if event.modules else ""
         name = info.name if info.flavour == OP else info.name.rpartition(".")[2]
-        fresh = [one for one in results_of(self._session, event) if self._is_new(one)]
-        if fresh:
-            self._capture_all(label, name, self._next_index(label, name), "op", fresh, event.phase, flat=True)
+        new = []
+        for tensor in results_of(self._session, event):
+            value = self._session.values.find(tensor)
+            # An API call returns the result of its last op, which was captured already.
+            if value is not None and value not in self._seen_values:
+                self._seen_values.add(value)
+                new.append(tensor)
+        if new:
+            self._capture_all(label, name, self._next_index(label, name), "op", new, event.phase, flat=True)
 
     def wants(self, event: ObservedOp) -> bool:
-        """Only selected ops, and API calls that may return what one of those has made."""
+        """Only selected ops, and API calls that may return the result of one of those."""
         if not self._options.ops:
             return False
         return self._selection.op(event.info) or (bool(self._awaiting_gradient) and event.info.flavour != OP)
 
-    def _hook_returned(self, result: Any) -> None:
-        """Hook the gradients of results of ops: inside the dispatcher they had none, returned ones do."""
-        for tensor in self._session.arguments.tensors(result, []):
-            value = self._session.values.find(tensor)
-            capture = None if value is None else self._awaiting_gradient.pop(value, None)
-            if capture is not None:
-                self._hook_gradient(tensor, *capture)
-
-    def _is_new(self, tensor: Any) -> bool:
-        """Whether a result was not captured yet: an API call returns the result of its last op."""
-        value = self._session.values.find(tensor)
-        if value is None or value in self._seen_values:
-            return False
-        self._seen_values.add(value)
-        return True
-
     def spied(self, spied: SpiedTensor) -> None:
-        """Capture what ``sl.spy`` was called with."""
+        """Capture a value that ``sl.spy`` was called with."""
         names = self._options.names
         self._spied.setdefault(spied.name)
         if names is not None and not any(fnmatchcase(spied.name, glob) for glob in names):
             return
-        label = self._owner(spied)
+        if spied.module is None:
+            label = self._label(spied.modules[-1]) if spied.modules else ""
+        else:
+            record = self._session.modules.by_id.get(id(spied.module))
+            label = type(spied.module).__name__ if record is None else self._label(record.number)
         index = self._next_index(label, spied.name)
         self._capture_all(label, spied.name, index, "spy", spied.value, spied.phase)
-
-    def _owner(self, spied: SpiedTensor) -> str:
-        if spied.module is None:
-            return self._label(spied.modules[-1]) if spied.modules else ""
-        record = self._session.modules.by_id.get(id(spied.module))
-        return type(spied.module).__name__ if record is None else self._label(record.number)
 
     def _next_index(self, label: str, name: str) -> int:
         key = (markers.current_step(), label, name)
@@ -335,15 +321,10 @@ class CaptureObserver(Observer):
         for name, parameter in module._parameters.items() if module is not None else ():
             if parameter is not None and parameter.requires_grad and -id(parameter) not in self._seen_values:
                 self._seen_values.add(-id(parameter))
+                capture = partial(self._capture_gradient, label, f"{name}.grad", "", 0, 0)
                 self._handles.append(
-                    parameter.register_post_accumulate_grad_hook(self._gradient_hook(label, name))
+                    parameter.register_post_accumulate_grad_hook(partial(_with_gradient, capture))
                 )
-
-    def _gradient_hook(self, label: str, name: str) -> Callable[[Any], None]:
-        def accumulated(parameter: Any) -> None:
-            self._capture_gradient(label, f"{name}.grad", "", 0, 0, parameter.grad)
-
-        return accumulated
 
     def _hook_gradient(self, tensor: Any, label: str, name: str, path: str, index: int, slot: int) -> None:
         if tensor.requires_grad:
@@ -399,38 +380,32 @@ class CaptureObserver(Observer):
             return False
         self._bytes += size
         value = self._session.values.find(tensor)
-        copy, data = self._copy(tensor)
+        # With its bytes where it goes to disk, or comes from a device.
+        pooled = tensor.is_cuda or (tensor.is_cpu and self._writer is not None)
+        if self._files is None and options.device is None and pooled:
+            elements = selected_elements(tensor, options)
+            pool = self._pool.copy if tensor.is_cpu else self._pool.fetch
+            copy, data = pool(elements, options.dtype or elements.dtype)
+        else:
+            copy, data = dense_copy(tensor, options), None
         info = CaptureInfo(
-            step, label, name, index, slot, role, path, -1 if value is None else value, tuple(copy.shape),
-            str(copy.dtype).removeprefix("torch."),
-            options.sample is None or tensor.numel() <= options.sample,
+            step=step, module=label, name=name, call=index, slot=slot, role=role, path=path,
+            value=-1 if value is None else value, shape=tuple(copy.shape),
+            dtype=str(copy.dtype).removeprefix("torch."),
+            whole=options.sample is None or tensor.numel() <= options.sample,
         )  # fmt: skip
         while (key := info.key) in self._keys:  # a second backward pass through the same call
             info = replace(info, call=info.call + 1)
         self._keys.add(key)
-        self._store(key, info, copy, data)
-        self.infos.append(info)  # last: another thread may read the recording so far
-        return True
-
-    def _copy(self, tensor: Any) -> tuple[Any, Any]:
-        """A copy; with its bytes where it goes to disk, or comes from a device."""
-        options = self._options
-        on_cpu = tensor.is_cpu and self._writer is not None
-        if self._files is not None or options.device is not None or not (on_cpu or tensor.is_cuda):
-            return dense_copy(tensor, options), None
-        elements = selected_elements(tensor, options)
-        copy = self._pool.copy if tensor.is_cpu else self._pool.fetch
-        return copy(elements, options.dtype or elements.dtype)
-
-    def _store(self, key: str, info: CaptureInfo, copy: Any, data: Any) -> None:
         if self._writer is None:
             self._copies[key] = copy if data is None else data
         elif self._files is not None:
             name = self._writer.put_file(file_name(key), save_one(copy), copy.nbytes)
             self._files.names[key] = name
         else:
-            data = as_bytes(copy) if data is None else data
-            self._writer.put(key, info.dtype, info.shape, data, info)
+            self._writer.put(key, info.dtype, info.shape, as_bytes(copy) if data is None else data, info)
+        self.infos.append(info)  # last: another thread may read the recording so far
+        return True
 
     def requested(self) -> dict[str, Any]:
         """The globs, and the names of spied values they can match."""

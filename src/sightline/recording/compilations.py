@@ -1,4 +1,4 @@
-"""What both engines know of ``torch.compile``: when Dynamo compiles, and what its opaque ops are called."""
+"""``torch.compile``, for both engines: when Dynamo compiles, and the names and inputs of its opaque ops."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from sightline.recording.torchapi import Tensor
+
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 _CALLBACKS: Final = "torch._dynamo.callback"
 _WRAPPER: Final = "compile_wrapper"  # the name of the function that torch.compile returns
@@ -24,7 +26,7 @@ COMPILED_BACKWARD: Final = "compiled backward"  # the name of its opaque op
 COMPILED_NODE: Final = "CompiledFunctionBackward"  # the autograd node of a compiled region
 
 #: Returns the recordings that are to be notified.
-Sessions = Callable[[], "Iterable[SessionBase]"]
+Sessions = Callable[[], "Iterable[Session]"]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -147,7 +149,7 @@ def is_wrapper(frame: FrameType) -> bool:
     return code.co_name == _WRAPPER and code.co_filename == _WRAPPER_FILE
 
 
-def region_name(session: SessionBase, function: Any) -> str:
+def region_name(session: Session, function: Any) -> str:
     """The name of the opaque op of a compiled function, or of a compiled module by its class."""
     name = getattr(function, "__qualname__", type(function).__name__)
     owner = getattr(function, "__self__", None)
@@ -158,3 +160,12 @@ def region_name(session: SessionBase, function: Any) -> str:
     elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
         name = type(owner).__name__
     return f"compiled {name}"
+
+
+def new_tensors(session: Session, frame: FrameType | None) -> list[Any]:
+    """The tensors in a frame's variables that have no value yet.
+
+    They are not outputs of the region that the frame calls now.
+    """
+    variables = list(frame.f_locals.values()) if frame is not None else []
+    return [one for one in variables if isinstance(one, Tensor) and session.values.find(one) is None]

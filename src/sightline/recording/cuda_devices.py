@@ -1,4 +1,4 @@
-"""What CUDA devices did (``time="device"``), and the bytes their allocators hold.
+"""The work of CUDA devices (``time="device"``), and the bytes their allocators hold.
 
 Only the device side of the profiler is on: nothing of it runs for an op. CUPTI has the true start and end of
 every kernel, copy and fill, and when the host launched it, which shows its op later. Events around each op
@@ -21,6 +21,7 @@ from torch.autograd import profiler
 from sightline.data.arrays import EMPTY, IntArray
 from sightline.data.trace_data import WORK_KINDS
 from sightline.errors import UsageError
+from sightline.hints import Hint
 from sightline.recording.torchapi import DeviceType, disable_profiler, profiler_enabled
 
 _OWN: Final = "sightline_"  # prefix of the kernels that measure tensors
@@ -28,7 +29,7 @@ _KERNEL, _COPY, _FILL = range(len(WORK_KINDS))
 
 
 class DeviceWork(NamedTuple):
-    """What devices did: rows of `Batch.device`, and the names they refer to."""
+    """The work of devices: rows of `Batch.device`, and the names they refer to."""
 
     rows: IntArray
     names: list[str]
@@ -61,30 +62,33 @@ class DeviceTimer:
         self._profile = None
 
     def stop(self) -> DeviceWork:
-        """Stop the profiler, wait for the devices, and return what they did."""
+        """Stop the profiler, wait for the devices, and return their work."""
         torch.cuda.synchronize()
         end = _both_clocks()
         self._profile, events = None, disable_profiler().events()
         (day, own), (later, last) = self._start, end
         rate = (last - own) / max(later - day, 1)
-        found, names, spent = read_events(events)
-        rows = np.array(found, dtype=np.int64).reshape(-1, 7)
+        numbers, names, spent = read_events(events)
+        rows = np.array(numbers, dtype=np.int64).reshape(-1, 7)
         times = rows[:, 4:6]  # launch and start
         rows[:, 4:6] = np.rint((times - day) * rate).astype(np.int64) + own - self._begin
         return DeviceWork(rows[np.argsort(rows[:, 5], kind="stable")].reshape(-1), names, spent)
+
+
+_OPTION: Final = Hint('time="device"', "--time device")
 
 
 def check_device() -> None:
     """Raise unless there is a device and torch's profiler is free."""
     if not torch.cuda.is_available():
         raise UsageError(
-            'time="device" reads what a CUDA device spends, and torch sees none here: leave it out, or '
+            f"{_OPTION} reads the times of a CUDA device, and torch sees none here: leave it out, or "
             "record where torch.cuda.is_available()."
         )
     if profiler_enabled():
         raise UsageError(
-            'time="device" uses torch\'s profiler, which is running already: stop it first, or leave '
-            "time= out."
+            f"{_OPTION} uses torch's profiler, which is running already: stop it first, or leave "
+            "the option out."
         )
 
 
@@ -111,17 +115,12 @@ def read_events(events: Iterable[Any]) -> tuple[list[tuple[int, ...]], list[str]
             continue
         start = event.start_ns()
         launch = min(launches.get(event.correlation_id(), start), start)
+        kind = _COPY if name.startswith("Memcpy ") else _FILL if name.startswith("Memset ") else _KERNEL
         rows.append((
-            names.setdefault(name, len(names)), _kind(name), event.device_index(),
+            names.setdefault(name, len(names)), kind, event.device_index(),
             event.device_resource_id(), launch, start, event.duration_ns(),
         ))  # fmt: skip
     return rows, list(names), own
-
-
-def _kind(name: str) -> int:
-    if name.startswith("Memcpy "):
-        return _COPY
-    return _FILL if name.startswith("Memset ") else _KERNEL
 
 
 def _both_clocks() -> tuple[int, int]:

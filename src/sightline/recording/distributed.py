@@ -1,4 +1,4 @@
-"""What a recording notes of a distributed job: its process groups, its waits for other processes, SIGUSR1.
+"""The facts of a distributed job in a recording: process groups, waits for other processes, and SIGUSR1.
 
 Nothing is initialised and nothing is sent.
 """
@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from time import perf_counter_ns as clock
 from types import FrameType
@@ -23,6 +22,7 @@ import torch
 from sightline.data.file_owners import python_file, torch_file
 from sightline.data.forms import Symbol
 from sightline.process_rank import this_rank
+from sightline.recording.stacks import frames_from
 from sightline.recording.torchapi import without_modes
 from sightline.store.paths import STACKS
 
@@ -33,7 +33,7 @@ from sightline.store.paths import STACKS
 
 #: Each group by its name, and when it was seen last.
 _seen: Final[dict[str, tuple[dict[str, Any], int]]] = {}
-#: Each device mesh by what it holds.
+#: Each device mesh by its ranks and names.
 _meshes: Final[dict[str, tuple[dict[str, Any], int]]] = {}
 #: The same by the mesh's id, as long as it lives.
 _described: Final[dict[int, tuple[ref[Any], dict[str, Any]]]] = {}
@@ -46,17 +46,14 @@ def note_groups() -> None:
     if c10d is None or not c10d.is_initialized():
         return
     with suppress(AttributeError, TypeError, ValueError):  # tables of torch's own: they may change
-        _note(c10d._world, clock())
-
-
-def _note(world: Any, now: int) -> None:
-    for group, name in list(world.pg_names.items())[:_MAX_GROUPS]:
-        ranks = list(world.pg_group_ranks.get(group, ()))
-        backend = str((world.pg_map.get(group) or ("",))[0])
-        if backend == "undefined":  # none was named: one for each kind of device
-            backend = str(world.pg_backend_config.get(group, backend))
-        description = str(getattr(group, "group_desc", "") or "")
-        _seen[str(name)] = {"ranks": ranks, "backend": backend, "description": description}, now
+        world, now = c10d._world, clock()
+        for group, name in list(world.pg_names.items())[:_MAX_GROUPS]:
+            ranks = list(world.pg_group_ranks.get(group, ()))
+            backend = str((world.pg_map.get(group) or ("",))[0])
+            if backend == "undefined":  # none was named: one for each kind of device
+                backend = str(world.pg_backend_config.get(group, backend))
+            description = str(getattr(group, "group_desc", "") or "")
+            _seen[str(name)] = {"ranks": ranks, "backend": backend, "description": description}, now
 
 
 def groups_since(begin: int) -> dict[str, Any]:
@@ -88,7 +85,14 @@ def placements_of(tensor: Any) -> tuple[str, ...]:
     spec = getattr(tensor, "_spec", None)
     if spec is None or type(tensor).__name__ != "DTensor":
         return ()
-    _note_mesh(spec.mesh)
+    mesh = spec.mesh
+    reference, described = _described.get(id(mesh), (None, {}))
+    if reference is None or reference() is not mesh:
+        ranks = without_modes(lambda: mesh.mesh.tolist())  # noqa: PLW0108 — ops make this tensor
+        names = [str(name) for name in mesh.mesh_dim_names or ()]
+        described = {"names": names, "ranks": ranks, "device": str(mesh.device_type)}
+        _described[id(mesh)] = ref(mesh), described
+    _meshes[str((described["ranks"], described["names"]))] = described, clock()
     return tuple(_placement(each) for each in spec.placements)
 
 
@@ -100,20 +104,6 @@ def _placement(placement: Any) -> str:
         return f"Shard({dim})"
     name = type(placement).__name__.lstrip("_")
     return name if dim is None else f"{name}({dim})"
-
-
-def _note_mesh(mesh: Any) -> None:
-    reference, found = _described.get(id(mesh), (None, {}))
-    if reference is None or reference() is not mesh:
-        found = without_modes(partial(_describe_mesh, mesh))
-        _described[id(mesh)] = ref(mesh), found
-    _meshes[str((found["ranks"], found["names"]))] = found, clock()
-
-
-def _describe_mesh(mesh: Any) -> dict[str, Any]:
-    """What a mesh holds. Its tensor is made by ops, which are none of the run's."""
-    names = [str(name) for name in mesh.mesh_dim_names or ()]
-    return {"names": names, "ranks": mesh.mesh.tolist(), "device": str(mesh.device_type)}
 
 
 # -- waits: ``Work.wait`` ------------------------------------------------------------------------------------
@@ -129,8 +119,8 @@ class WaitLog:
     """Where one recording waits for other processes.
 
     ``Work.wait`` runs no op, so that no engine sees it. While a process of a job records, it is a Python
-    function that notes the line, and how long it took; afterwards it is torch's own again. What is kept is
-    bounded by the number of source lines that wait, and by the threads that wait now.
+    function that notes the line, and how long it took; afterwards it is torch's own again. The size of the
+    log is bounded by the number of source lines that wait, and by the threads that wait now.
     """
 
     def __init__(self) -> None:
@@ -203,15 +193,13 @@ def _work_class() -> Any:
 
 def _calling_line(innermost: FrameType) -> SourceLine:
     """The innermost line that is neither torch's own nor Python's."""
-    frame: FrameType | None = innermost
-    while frame is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back
-    found = frame or innermost
-    return found.f_code.co_filename, found.f_lineno or 0, found.f_code.co_qualname
-
-
-def _is_library(file: str) -> bool:
-    return torch_file(file) or python_file(file) or file.endswith("/typing_extensions.py")
+    caller = innermost
+    for frame in frames_from(innermost):
+        file = frame.f_code.co_filename
+        if not (torch_file(file) or python_file(file) or file.endswith("/typing_extensions.py")):
+            caller = frame
+            break
+    return caller.f_code.co_filename, caller.f_lineno or 0, caller.f_code.co_qualname
 
 
 # -- SIGUSR1 -------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ _POLL = 0.0005
 class EventGate:
     """Counts the events that each thread is handling. Every method may be called from any thread.
 
-    A thread says that it is inside before it looks whether the gate is closed, and the gate is closed before
-    anybody looks who is inside: no event is missed.
+    A thread notes that it is inside before it checks that the gate is open, and the gate is closed before
+    it checks which threads are inside: no event is missed.
 
     >>> gate = EventGate()
     >>> gate.enter(), gate.leave(), gate.close(), gate.enter()
@@ -44,7 +44,7 @@ class EventGate:
     def close(self) -> None:
         """Let no more events of other threads in, and wait for those they are in. Safe to call again.
 
-        This thread may deliver what is left: the end of the last call becomes known when all is read.
+        This thread may still deliver events: the end of the last call becomes known when all is read.
         """
         self._closer = get_ident()
         deadline = time.monotonic() + _PATIENCE

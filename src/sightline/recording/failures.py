@@ -25,7 +25,7 @@ from sightline.tensor_memory import has_memory, holds_freed
 from sightline.text_encoding import for_errors
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 _FOLDER: Final = os.path.dirname(__file__) + os.sep
 _OVERLOAD_CALL: Final = OpOverload.__call__.__code__
@@ -40,11 +40,11 @@ _cause_of: Final[Callable[[BaseException], BaseException | None]] = _attributes.
 _context_of: Final[Callable[[BaseException], BaseException | None]] = _attributes.__context__.__get__
 
 
-def failure_of(session: SessionBase, error: BaseException) -> Failure:
+def failure_of(session: Session, error: BaseException) -> Failure:
     """The facts about an exception that left a block."""
     message, kind = message_of(error), type(error)
     in_place = issubclass(kind, RuntimeError) and _CHANGED_IN_PLACE in message
-    node = _changed_node(traceback_of(error)) if in_place else None
+    node = _changed_node(error) if in_place else None
     saver = None if node is None else session.node_ops.get(node[0])
     return Failure(
         message=message,
@@ -53,7 +53,12 @@ def failure_of(session: SessionBase, error: BaseException) -> Failure:
         level=session.level,
         in_place=in_place,
         saver=None if node is None or saver is None else (saver, node[1]),
-        out_of_memory=_is_out_of_memory(kind, message),
+        out_of_memory=issubclass(kind, torch.OutOfMemoryError)
+        or (
+            issubclass(kind, RuntimeError)
+            and CPU_ALLOCATOR in message
+            and REQUESTED_SIZE.search(message) is not None
+        ),
         index_ranges=_index_ranges(error) if issubclass(kind, IndexError) else {},
         recursion_limit=sys.getrecursionlimit() if issubclass(kind, RecursionError) else None,
     )
@@ -91,7 +96,7 @@ def fault_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {message_of(error)}{location}"
 
 
-def _tracebacks(error: BaseException) -> Iterator[TracebackType]:
+def tracebacks(error: BaseException) -> Iterator[TracebackType]:
     """The frames that an exception went through, the outermost first."""
     at = traceback_of(error)
     while at is not None:
@@ -100,10 +105,10 @@ def _tracebacks(error: BaseException) -> Iterator[TracebackType]:
 
 
 def _innermost(error: BaseException) -> TracebackType | None:
-    return next(reversed(list(_tracebacks(error))), None)
+    return next(reversed(list(tracebacks(error))), None)
 
 
-def _is_raised_by_op(session: SessionBase, error: BaseException | None) -> bool:
+def _is_raised_by_op(session: Session, error: BaseException | None) -> bool:
     """Whether an op raised this exception, or one that it was raised from."""
     seen = set()
     while error is not None and id(error) not in seen:
@@ -118,23 +123,12 @@ def _is_raised_by_op(session: SessionBase, error: BaseException | None) -> bool:
 def _raise_location(error: BaseException) -> str:
     """The innermost line of the traceback that is not torch's own or ours."""
     location = ""
-    for at in _tracebacks(error):
+    for at in tracebacks(error):
         code = at.tb_frame.f_code
         if not torch_file(code.co_filename):
             line = at.tb_lineno or code.co_firstlineno
             location = f"{position_text(cell_name(code.co_filename), line)} in {code.co_qualname}"
     return location
-
-
-def _is_out_of_memory(kind: type[BaseException], message: str) -> bool:
-    """Whether memory has run out, on a device or on the host."""
-    if issubclass(kind, torch.OutOfMemoryError):
-        return True
-    return (
-        issubclass(kind, RuntimeError)
-        and CPU_ALLOCATOR in message
-        and REQUESTED_SIZE.search(message) is not None
-    )
 
 
 def _index_ranges(error: BaseException) -> dict[str, tuple[int, int]]:
@@ -148,9 +142,9 @@ def _index_ranges(error: BaseException) -> dict[str, tuple[int, int]]:
     for name, ignored in (("input", None), ("target", local.get("ignore_index", -100))):
         index = local.get(name)
         if type(index) is Tensor and index.is_cpu and index.numel() and not index.is_floating_point():
-            found = unobserved(partial(_extremes, index, ignored))
-            if found is not None:
-                ranges[name] = found
+            extremes = unobserved(partial(_extremes, index, ignored))
+            if extremes is not None:
+                ranges[name] = extremes
     return ranges
 
 
@@ -164,10 +158,17 @@ def _extremes(index: Any, ignored: Any) -> tuple[int, int] | None:
 # -- the autograd node whose saved tensor was changed ------------------------------------------------------
 
 
-def _changed_node(raised: TracebackType | None) -> tuple[int, list[str]] | None:
+def _changed_node(error: BaseException) -> tuple[int, list[str]] | None:
     """The sequence number of the node that raised, and its attributes that cannot be read."""
+    roots: list[
+        Any
+    ] = []  # the nodes that the failed backward pass started from, in variables of torch's frame
+    for at in tracebacks(error):
+        if at.tb_frame.f_code.co_name == "_engine_run_backward":
+            outputs = at.tb_frame.f_locals.get("t_outputs", ())
+            roots = [tensor.grad_fn for tensor in outputs if getattr(tensor, "grad_fn", None) is not None]
     best: tuple[int, list[str]] | None = None
-    for node in _nodes(_roots(raised)):
+    for node in _nodes(roots):
         saved = [name for name in dir(node) if name.startswith(("_saved_", "saved_tensors"))]
         refused = [name for name in saved if _refuses(node, name)]
         if refused and (best is None or node._sequence_nr() > best[0]):
@@ -181,18 +182,6 @@ def _refuses(node: Any, name: str) -> bool:
     except Exception as refusal:
         return _CHANGED_IN_PLACE in str(refusal)
     return False
-
-
-def _roots(raised: TracebackType | None) -> list[Any]:
-    """The nodes that the failed backward pass started from, out of the variables of torch's frame."""
-    roots: list[Any] = []
-    at = raised
-    while at is not None:
-        if at.tb_frame.f_code.co_name == "_engine_run_backward":
-            outputs = at.tb_frame.f_locals.get("t_outputs", ())
-            roots = [tensor.grad_fn for tensor in outputs if getattr(tensor, "grad_fn", None) is not None]
-        at = at.tb_next
-    return roots
 
 
 def _nodes(roots: list[Any]) -> Iterator[Any]:
@@ -214,7 +203,7 @@ def _nodes(roots: list[Any]) -> Iterator[Any]:
 def comes_from_a_signal(error: BaseException) -> bool:
     """Whether a signal handler raised it, while code of ours was running."""
     handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()} - {None}
-    return bool(handlers) and any(at.tb_frame.f_code in handlers for at in _tracebacks(error))
+    return bool(handlers) and any(at.tb_frame.f_code in handlers for at in tracebacks(error))
 
 
 def leave_out_own_frames(error: BaseException) -> None:
@@ -224,7 +213,7 @@ def leave_out_own_frames(error: BaseException) -> None:
     """
     shown: list[TracebackType] = []
     ours = False
-    for at in _tracebacks(error):
+    for at in tracebacks(error):
         code = at.tb_frame.f_code
         own = code.co_filename.startswith(_FOLDER)
         if not own and not (ours and code is _OVERLOAD_CALL):

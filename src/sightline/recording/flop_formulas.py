@@ -226,12 +226,12 @@ _WORDS: Final = re.compile(
     r"|q?conv([123]d|olution)?|attention|attn|transformer|rnn|lstm|gru|c2c|r2c|c2r"
     r"|cholesky|svd|eigh?|eigvalsh?|qr|geqrf|orgqr|ormqr|householder|lu|ldl|solve|spsolve|lstsq|inv|det|slogdet"
 )
-#: Ops that have such a word in their name, and only move or combine what was multiplied before.
+#: Ops that have such a word in their name, and only move or combine earlier products.
 _OTHERS: Final = (
     "*pack", "*prepack_*", "*unpack*", "*_pack_*", "*reorder*", "*flatten_weight", "_thnn_*",
     "*quantize_weight",
 )  # fmt: skip
-#: Namespaces of torch itself; the name of an op from elsewhere does not show what it does.
+#: Namespaces of torch itself; the name of an op from elsewhere does not show its work.
 _OWN: Final = frozenset(
     "aten prim prims rngprims quantized _quantized quantization quantized_decomposed sparse mkl mkldnn "
     "mkldnn_prepacked onednn inductor inductor_prims profiler c10d symm_mem fsdp _c10d_functional "

@@ -89,12 +89,16 @@ def _flops(
     try:
         formula = _formula(info.function)
         if formula is not None and formula.of_shapes:
-            args, kwargs, out = _arguments(form, result, inputs, outputs, _shape)
+            args, kwargs, out = _arguments(form, result, inputs, outputs, lambda meta: torch.Size(meta.shape))
             return int(formula.count(*args, out_shape=out, **kwargs))
         args, kwargs, out = _arguments(form, result, inputs, outputs, _meta_tensor)
         if formula is not None:
             return int(formula.count(*args, **kwargs, out_val=out))
-        return _decomposed_flops(info, args, kwargs)
+        counter = _Counter()
+        counter.decompose(info.function, args, kwargs)
+        if counter.unknown:
+            return UNCOUNTED
+        return counter.total if counter.total or needs_formula(info) else -1
     except Exception:  # a formula that does not know this overload is no reason to lose the trace
         return -1
 
@@ -110,14 +114,6 @@ def _arguments(
     results = map(tensor, outputs)
     values = [_argument(item, results) for item in result.args]
     return args, kwargs, values[0] if len(values) == 1 else values
-
-
-def _decomposed_flops(info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> int:
-    counter = _Counter()
-    counter.decompose(info.function, args, kwargs)
-    if counter.unknown:
-        return UNCOUNTED
-    return counter.total if counter.total or needs_formula(info) else -1
 
 
 class _Counter(TorchDispatchMode):
@@ -151,10 +147,6 @@ class _Counter(TorchDispatchMode):
         else:
             self.unknown |= multiplies(function._schema.name)
         return result
-
-
-def _shape(meta: TensorMeta) -> torch.Size:
-    return torch.Size(meta.shape)
 
 
 def _meta_tensor(meta: TensorMeta) -> Any:

@@ -1,7 +1,7 @@
 """The modules of a recording: their paths and aliases, and the names of parameters, buffers and attributes.
 
-Modules are found by ``id`` with a weak reference, like tensors. What the trace stores of a module is read
-once, when recording stops.
+Modules are found by ``id`` with a weak reference, like tensors. The trace's facts of a module are read once,
+when recording stops.
 """
 
 from __future__ import annotations
@@ -112,14 +112,10 @@ class Modules:
                             named.append((_join(full, name), tensor))
                             self._tensors[id(tensor)] = (ref(tensor), kind, named[-1][0])
                 self._values.label(named, kind)
-                if kind == "parameter":
-                    self._name_gradients(named)
-
-    def _name_gradients(self, parameters: Sequence[tuple[str, Any]]) -> None:
-        """Register the gradients that parameters have already, unless something else is known to be one."""
-        for name, parameter in parameters:
-            if parameter.grad is not None and self._values.find(parameter.grad) is None:
-                self._values.register(parameter.grad, KIND["gradient"], f"{name}.grad")
+                # Gradients that parameters have already, unless something else is known to be one.
+                for name, parameter in named if kind == "parameter" else ():
+                    if parameter.grad is not None and self._values.find(parameter.grad) is None:
+                        self._values.register(parameter.grad, KIND["gradient"], f"{name}.grad")
 
     def record_of(self, module: Any, context: Callable[[], tuple[list[int], int]]) -> ModuleRecord:
         """The record of a module; ``context`` returns the modules that call it, if it is new."""
@@ -157,7 +153,7 @@ class Modules:
                 self.same_weights.append((next(pair), next(pair)))
 
     def summary(self) -> dict[str, Any]:
-        """What goes into the trace's info rather than into a table, as plain data."""
+        """The facts for the trace's info rather than for a table, as plain data."""
         lists: dict[str, list[Any]] = {"unregistered": self.unregistered, "same_weights": self.same_weights}
         return {name: [list(one) for one in rows] for name, rows in lists.items() if rows}
 
@@ -230,27 +226,33 @@ class Modules:
         return _extra_repr(module) if module is not None else ""
 
     def infos(self) -> list[ModuleInfo]:
-        """What the trace stores of each module."""
+        """The facts that the trace stores of each module."""
         return [self._info(record) for record in self.all]
 
     def _read_now(self, records: Sequence[ModuleRecord]) -> None:
         """Read modules that were first called in the block now: they may be gone when it ends."""
-        unobserved(partial(self._read_infos, records))  # ``extra_repr`` is code of the user's
-
-    def _read_infos(self, records: Sequence[ModuleRecord]) -> None:
-        for record in records:
-            record.info = self._info(record)
+        infos = unobserved(lambda: [self._info(one) for one in records])  # ``extra_repr`` is the user's code
+        for record, info in zip(records, infos, strict=True):
+            record.info = info
 
     def _info(self, record: ModuleRecord) -> ModuleInfo:
         module, path, aliases = record.ref(), record.path, tuple(record.aliases)
         if module is None:
             if record.info is not None:
                 return record.info
-            return ModuleInfo(path, aliases, "?", "", record.parent, "", False, record.root)
+            return ModuleInfo(
+                path=path, aliases=aliases, type="?", type_module="", parent=record.parent, extra="",
+                training=False, root=record.root,
+            )  # fmt: skip
         kind = type(module)
+        try:  # a frozen ScriptModule has no mode, and the user's class may have a property for it
+            training = bool(module.training)
+        except Exception:
+            training = False
         return ModuleInfo(
-            path, aliases, kind.__name__, kind.__module__, record.parent, _extra_repr(module),
-            _is_training(module), record.root, _parameters(module, path, self._key),
+            path=path, aliases=aliases, type=kind.__name__, type_module=kind.__module__, parent=record.parent,
+            extra=_extra_repr(module), training=training, root=record.root,
+            parameters=_parameters(module, path, self._key),
         )  # fmt: skip
 
     def _key(self, tensor: Any) -> int:
@@ -262,7 +264,7 @@ class Modules:
 
 
 def original(module: Any) -> Any:
-    """The module inside what ``torch.compile`` returned for it; any other module itself."""
+    """The module inside a compiled one, which ``torch.compile`` returned; any other module itself."""
     return module._modules["_orig_mod"] if type(module).__name__ == "OptimizedModule" else module
 
 
@@ -292,14 +294,12 @@ def _container_of(owner: Any, module: Any) -> str:
 
 def _are_copies(one: Any, other: Any) -> bool:
     """Whether two weights hold equal numbers, as far as they can be compared now."""
-    if not _is_plain(one) or not _is_plain(other) or one.shape != other.shape:
+    for weight in (one, other):  # on a device the comparison would wait for it
+        if type(weight) is not Parameter or not weight.is_cpu or not has_memory(weight) or not weight.numel():
+            return False
+    if one.shape != other.shape:
         return False
     return bool(torch.equal(one[:1], other[:1]) and torch.equal(one, other) and one.std() > 0)
-
-
-def _is_plain(weight: Any) -> bool:
-    """Whether the numbers of a parameter can be compared now: on a device that would wait for it."""
-    return type(weight) is Parameter and weight.is_cpu and has_memory(weight) and weight.numel() > 0
 
 
 def _join(prefix: str, name: str) -> str:
@@ -318,14 +318,6 @@ def _attributes(module: Any) -> list[tuple[str, str, Any]]:
         elif isinstance(value, dict) and not name.startswith("_"):
             attributes += (("constant", f"{name}[{key!r}]", item) for key, item in value.items())
     return attributes
-
-
-def _is_training(module: Any) -> bool:
-    """The mode of a module; False where it has none, as in a frozen ScriptModule."""
-    try:
-        return bool(module.training)
-    except Exception:  # an attribute that is gone, or a property of the user's
-        return False
 
 
 def _extra_repr(module: Any) -> str:
@@ -362,8 +354,9 @@ def _parameters(module: Any, path: str, key: Callable[[Any], int]) -> tuple[Para
         dtype, itemsize = _dtype(tensor.dtype)
         infos.append(
             ParameterInfo(
-                name, _join(path, name), shape, dtype, numel, numel * itemsize,
-                isinstance(tensor, Parameter) and tensor.requires_grad, buffer, key(tensor),
+                name=name, path=_join(path, name), shape=shape, dtype=dtype, numel=numel,
+                nbytes=numel * itemsize, buffer=buffer, key=key(tensor),
+                trainable=isinstance(tensor, Parameter) and tensor.requires_grad,
             )
         )  # fmt: skip
     return tuple(infos)

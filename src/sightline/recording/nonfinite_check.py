@@ -1,7 +1,7 @@
 """``check="nonfinite"``: no op may make a NaN out of inputs without, nor an infinity out of finite ones.
 
 On a CPU every result is examined as it is made, in one pass, and the run stops at the op. On another device
-the statistics are taken there (`statistics.device`) along with an alarm that counts what is not finite; at
+the statistics are taken there (`statistics.device`) along with an alarm that counts NaNs and infinities; at
 the end of module calls and steps the alarm is read without waiting for the device. The op that is named is
 the true first one all the same, since by then all ops are recorded.
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cache
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -32,6 +31,7 @@ from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.recording.compilations import COMPILED_BACKWARD
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer
 from sightline.recording.operations import COPY, OP, OpInfo
+from sightline.recording.stacks import frames_from
 from sightline.recording.statistics.cpu import Columns, Implied, StatisticsBuffer, is_finite, read
 from sightline.recording.statistics.observer import (
     StatisticsObserver,
@@ -43,7 +43,7 @@ from sightline.recording.statistics.observer import (
 from sightline.recording.torchapi import Tensor, storage_address
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 _TRACING: Final = "sightline.tracing"
 
@@ -52,8 +52,8 @@ class NonFiniteChecker(Observer):
     """Examines every floating result, and stops the run at the first fault."""
 
     def __init__(
-        self, session: SessionBase, options: Check, statistics: StatisticsObserver | None,
-        build: Callable[[SessionBase], TraceData],
+        self, session: Session, options: Check, statistics: StatisticsObserver | None,
+        build: Callable[[Session], TraceData],
     ) -> None:  # fmt: skip
         self._session = session
         self._options = options
@@ -83,7 +83,7 @@ class NonFiniteChecker(Observer):
         self._tensors_before = {id(tensor): ref(tensor) for tensor in _variables()}
 
     def wants(self, event: ObservedOp) -> bool:
-        """Not an API call, whose ops are examined, nor a view of what is finite."""
+        """Not an API call, whose ops are examined, nor a view of finite elements."""
         if self._aten and event.info.flavour != OP:
             return False
         if self.buffer.native:
@@ -95,7 +95,7 @@ class NonFiniteChecker(Observer):
         )
 
     def _may_change(self, info: OpInfo, ids: list[int]) -> bool:
-        """Whether a result may be anything but a view of what is finite."""
+        """Whether a result may be anything but a view of finite elements."""
         nonfinite = self.buffer.nonfinite
         return info.aliases < 0 or info.maybe or (bool(nonfinite) and any(one in nonfinite for one in ids))
 
@@ -170,28 +170,24 @@ class NonFiniteChecker(Observer):
         return True
 
     def _check_op(self, event: ObservedOp, nan: bool, inf: bool) -> None:
-        """Have the recording so far judged, if the rule blames this op; raise if the judge does, too."""
+        """Check the recording so far, if the rule blames this op: that may show that it is allowed."""
         before = [self.buffer.nonfinite[one] for one in event.ids if one in self.buffer.nonfinite]
         before += self._nonfinite_inputs(event)
         inputs = INF * bool(before) | NAN * any(nans for nans, _ in before)
-        outputs = NAN * nan | INF * (inf and not self._changes_unexamined(event))
+        changed = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
+        # It may change in place a mask that was made before the block and never examined. A parameter is no
+        # mask: an infinite one shows in the forward pass, before an optimizer changes it.
+        may_be_mask = any(not isinstance(one, torch.nn.Parameter) for one in changed)
+        unexamined = may_be_mask and any(not self.buffer.is_read(one) for one in event.ids)
+        outputs = NAN * nan | INF * (inf and not unexamined)
         requested = argument_states((event.args, event.kwargs or {}))
         if new_states(outputs, inputs, requested) and not self._allowed(event):
             if self._options.on == "raise":
                 self._read_inputs(event)
-            self._check_recording()  # the recording may show that it is allowed
-
-    def _changes_unexamined(self, event: ObservedOp) -> bool:
-        """Whether an op changed in place what was never examined: a mask made before the block.
-
-        A parameter is not a mask: an infinite one shows in the forward pass, before an optimizer changes it.
-        """
-        given = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
-        changed = [tensor for tensor in given if not isinstance(tensor, torch.nn.Parameter)]
-        return bool(changed) and any(not self.buffer.is_read(one) for one in event.ids)
+            self._check_recording()
 
     def _read_inputs(self, event: ObservedOp) -> None:
-        """Take the statistics of the inputs for the error; a check alone takes none of what is finite."""
+        """Take the statistics of the inputs for the error; a check alone takes none of finite tensors."""
         if self._statistics is not None:
             return
         for tensor in self._session.arguments.tensors((event.args, event.kwargs or {}), []):
@@ -207,7 +203,7 @@ class NonFiniteChecker(Observer):
     def _nonfinite_inputs(self, event: ObservedOp) -> list[tuple[int, int]]:
         """NaNs and infinities in the inputs that an op has not changed.
 
-        Parameters, inputs and constants are examined only now, and what was changed through a view again.
+        Parameters, inputs and constants are examined only now, and again after a change through a view.
         """
         given = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
         changed = {id(tensor) for tensor in given}
@@ -238,28 +234,25 @@ class NonFiniteChecker(Observer):
         """Examine tensors that were not examined: results of compiled code are among them."""
         if self._reported:
             return
-        unseen = [one for one in self._session.arguments.tensors(tree, []) if self._may_be_of_region(one)]
+        unseen = []
+        for tensor in self._session.arguments.tensors(tree, []):
+            value = self._session.values.find(tensor)
+            if value is None or value in self._examined:
+                continue
+            # C++ may have examined it before it notified us: then it is seen here for the first time.
+            if not self.buffer.is_read(value) or (self.buffer.native and value in self.buffer.nonfinite):
+                unseen.append(tensor)
         self._examined.update(self._session.values.find(tensor) for tensor in unseen)
         self._nonfinite += sum(self._examine(tensor) is not None for tensor in unseen)
         if self._nonfinite >= self._nonfinite_limit:
             self._nonfinite_limit = 2 * self._nonfinite  # masks may hold infinities: do not check for each
-            self._examine_live_tensors()
+            # An input of a region may have had a NaN already, and must not be blamed on the region.
+            for value, tensor in self._session.values.live_tensors():
+                if not self.buffer.is_read(value) and measurable(tensor):
+                    if tensor.is_cpu and not is_finite(tensor):
+                        self.buffer.mark_read(value)
+                        self.buffer.add(value, read(tensor, fingerprint=False))
             self._check_recording()
-
-    def _may_be_of_region(self, tensor: Any) -> bool:
-        value = self._session.values.find(tensor)
-        if value is None or value in self._examined:
-            return False
-        # C++ has examined it before it notified us: then it is seen here for the first time.
-        return not self.buffer.is_read(value) or (self.buffer.native and value in self.buffer.nonfinite)
-
-    def _examine_live_tensors(self) -> None:
-        """Examine inputs of regions: one may have had a NaN already, and must not be blamed on the region."""
-        for value, tensor in self._session.values.live_tensors():
-            if not self.buffer.is_read(value) and measurable(tensor):
-                if tensor.is_cpu and not is_finite(tensor):
-                    self.buffer.mark_read(value)
-                    self.buffer.add(value, read(tensor, fingerprint=False))
 
     # -- tensors on a device -----------------------------------------------------------------------------
 
@@ -297,7 +290,9 @@ class NonFiniteChecker(Observer):
     def check_at_end(self) -> None:
         """At the end of the block: report a fault that no checkpoint has seen."""
         if self._session.regions and not self._reported:
-            new = [one for one in _variables() if self._tensors_before.get(id(one), _no_tensor)() is not one]
+            new = [
+                one for one in _variables() if self._tensors_before.get(id(one), lambda: None)() is not one
+            ]
             if any(info.name == COMPILED_BACKWARD for info in self._session.infos):
                 new += [one.grad for _, one in self._session.modules.parameters() if one.grad is not None]
             for tensor in new:
@@ -312,7 +307,7 @@ class NonFiniteChecker(Observer):
         return {"check": {"allow": self.allowed}}
 
     def columns(self) -> Columns:
-        """The statistics of what was not finite, or of everything with ``stats=``."""
+        """The statistics of the tensors with NaNs or infinities, or of all with ``stats=``."""
         if self._statistics is not None:
             return self._statistics.columns()
         return self._with_copies(*concatenate(self.buffer.columns(), self.device_statistics.columns()))
@@ -325,7 +320,7 @@ class NonFiniteChecker(Observer):
         return self._with_copies(*concatenate(taken, self.device_statistics.columns())) if last else taken
 
     def _with_copies(self, floats: NDArray[np.float64], counts: NDArray[np.int64]) -> Columns:
-        """Add rows for copies: they have the numbers of what they were made from."""
+        """Add rows for copies: they have the numbers of their originals."""
         copies = self._copies + self.buffer.copies()
         rows = {value: row for row, value in enumerate(counts[:, 0].tolist())} if copies else {}
         added = [
@@ -350,15 +345,10 @@ def _is_range_within(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 def _variables() -> list[Any]:
     """The tensors in the variables of the block's own frame, which has called `sightline.tracing`."""
-    at: FrameType | None = sys._getframe(1)
     called = False
-    while at is not None:
+    for at in frames_from(sys._getframe(1)):
         ours = at.f_globals.get("__name__") == _TRACING
         if called and not ours:
             return [one for one in at.f_locals.values() if isinstance(one, Tensor)]
-        called, at = ours, at.f_back
+        called = ours
     return []
-
-
-def _no_tensor() -> None:
-    """What a reference that was never made points to."""

@@ -19,7 +19,7 @@ from sightline.data.source_files import indent_of
 from sightline.data.trace_data import FLAVOURS, PHASES, TensorMeta
 from sightline.data.user_frames import engine_callback_index
 from sightline.recording.arguments import form_of
-from sightline.recording.session_base import SessionBase
+from sightline.recording.session import Session
 from sightline.recording.source_positions import operator_names
 from sightline.recording.torchapi import no_torch_function, sequence_number, unobserved
 from sightline.schema.tables import BACKWARD
@@ -27,7 +27,7 @@ from sightline.schema.tables import BACKWARD
 if TYPE_CHECKING:
     from sightline.data.forms import Form
     from sightline.recording.operations import OpInfo
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ def _notify(observers: list[Observer], method: str, event: object) -> None:
 class Observers(Observer):
     """Several observers as one; each event ends before the recording is finished, on any thread."""
 
-    def __init__(self, session: SessionBase, observers: list[Observer]) -> None:
+    def __init__(self, session: Session, observers: list[Observer]) -> None:
         self._session = session
         self._gate = session.events
         self._loud = [one for one in observers if not one.silent]
@@ -204,7 +204,7 @@ class Observers(Observer):
 
 
 def notify_region(
-    session: SessionBase, info: OpInfo, number: int, stack: int, ids: Sequence[int] = (),
+    session: Session, info: OpInfo, number: int, stack: int, ids: Sequence[int] = (),
     args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, form: int | None = None,
     node: int | None = None,
 ) -> None:  # fmt: skip
@@ -225,11 +225,11 @@ def notify_region(
 
 
 class LiveObserver(Observer):
-    """Turns what the recorder sees into plain events for a watcher."""
+    """Turns the events of the recorder into plain ones for a watcher."""
 
     silent = False
 
-    def __init__(self, session: SessionBase, watcher: Watcher) -> None:
+    def __init__(self, session: Session, watcher: Watcher) -> None:
         self._session = session
         self._watcher = watcher
         self._nodes: dict[int, int] = {}  # autograd node -> stack of the op that made it
@@ -243,7 +243,7 @@ class LiveObserver(Observer):
         self.op(event)
 
     def finish(self) -> None:
-        """The last lines: what there was and is not shown."""
+        """The last lines: compiled code and other threads, which are not shown."""
         session = self._session
         texts = (
             compiled_note(self._regions),
@@ -262,8 +262,10 @@ class LiveObserver(Observer):
             if now > self._newest:  # else the op has made no node
                 self._nodes[now - 1] = stack
                 self._newest = now
-        elif not self._is_user_code(event):
-            stack = self._nodes.get(event.node, stack)
+        else:  # in a backward pass the user's code is shown at its own line, other ops at their forward op's
+            frames = [(frame.file, frame.function) for frame in reversed(self._chain(stack))]
+            if engine_callback_index(frames, worker=event.worker) < 0:
+                stack = self._nodes.get(event.node, stack)
         level = "aten" if FLAVOURS[info.flavour] == "op" else "api"
         symbol = self._operator(stack, info.name) if level == "api" else None
         with no_torch_function():
@@ -275,8 +277,10 @@ class LiveObserver(Observer):
                 result = form_of((event.result,), None) if event.result is not None else Form(())
         self._watcher.op(
             LiveOpEvent(
-                symbol or info.name, level, "operator" if symbol else FLAVOURS[info.flavour], phase, form,
-                inputs, result, outputs, self._chain(stack), len(event.modules), event.raised,
+                name=symbol or info.name, level=level,
+                flavour="operator" if symbol else FLAVOURS[info.flavour], phase=phase, form=form,
+                inputs=inputs, result=result, outputs=outputs, chain=self._chain(stack),
+                depth=len(event.modules), raised=event.raised,
             )
         )  # fmt: skip
 
@@ -295,39 +299,32 @@ class LiveObserver(Observer):
             result = form_of((call.result,), None) if call.result is not None else Form(())
         kind = type(module).__name__
         return LiveCallEvent(
-            record.path or kind, kind, self._session.modules.extra_repr(module), call.depth,
-            module is not None and not any(True for _ in module.children()), not record.path,
-            self._session.arguments.forms.all[call.form], inputs, result, outputs, call.raised,
-            type(module).__module__.partition(".")[0] == "torch",
+            path=record.path or kind, type=kind, extra=self._session.modules.extra_repr(module),
+            depth=call.depth, leaf=module is not None and not any(True for _ in module.children()),
+            root=not record.path, form=self._session.arguments.forms.all[call.form], inputs=inputs,
+            result=result, outputs=outputs, raised=call.raised,
+            library=type(module).__module__.partition(".")[0] == "torch",
         )  # fmt: skip
 
     def _metas(self, item: Any) -> list[TensorMeta]:
         values = self._session.values
         return [values.metas[values.describe(tensor)] for tensor in self._session.arguments.tensors(item, [])]
 
-    def _is_user_code(self, event: ObservedOp) -> bool:
-        """Whether the user's own code ran an op of the backward pass: it is shown at its own line."""
-        frames = [(frame.file, frame.function) for frame in reversed(self._chain(event.stack))]
-        return engine_callback_index(frames, worker=event.worker) >= 0
-
     def _chain(self, stack: int) -> list[SourceFrame]:
         frames = []
         while stack >= 0:
             frame = self._frames.get(stack)
             if frame is None:
-                frame = self._frames[stack] = self._frame(stack)
+                stacks = self._session.stacks
+                code = stacks.codes[stacks.code_ids[stack]]
+                at = list(code.co_positions())[stacks.instructions[stack] // 2]
+                line = at[0] or code.co_firstlineno
+                columns = (at[2], at[3]) if at[2] is not None and at[3] is not None else None
+                text = linecache.getline(code.co_filename, line)
+                frame = self._frames[stack] = SourceFrame(
+                    cell_name(code.co_filename), line, at[1] or line, code.co_qualname, text.strip(), columns,
+                    indent=indent_of(text),
+                )  # fmt: skip
             frames.append(frame)
             stack = self._session.stacks.parents[stack]
         return frames[::-1]
-
-    def _frame(self, stack: int) -> SourceFrame:
-        stacks = self._session.stacks
-        code = stacks.codes[stacks.code_ids[stack]]
-        at = list(code.co_positions())[stacks.instructions[stack] // 2]
-        line = at[0] or code.co_firstlineno
-        columns = (at[2], at[3]) if at[2] is not None and at[3] is not None else None
-        text = linecache.getline(code.co_filename, line)
-        return SourceFrame(
-            cell_name(code.co_filename), line, at[1] or line, code.co_qualname, text.strip(), columns,
-            indent=indent_of(text),
-        )  # fmt: skip

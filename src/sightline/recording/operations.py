@@ -1,4 +1,4 @@
-"""The traits of each operation: its name, its arguments, what it changes, what its result shares."""
+"""The traits of each operation: its name, the arguments it changes, the memory its result shares."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sightline.recording.torchapi import COMPOSITE, OpOverload, Tensor, has_kern
 
 FUNCTION, METHOD, OPERATOR, PROPERTY, OP, OPAQUE = range(6)  # positions in data.FLAVOURS
 
-#: Calls that run no op and return no tensor: a third of what a function mode sees.
+#: Calls that run no op and return no tensor: a third of the calls that a function mode sees.
 _NOISE_METHODS: Final = frozenset(
     """size dim ndimension stride numel nelement element_size storage_offset data_ptr get_device is_contiguous
     is_floating_point is_complex is_signed is_pinned is_shared is_set_to is_same_size has_names
@@ -89,7 +89,7 @@ class OpTraits:
         self.mutates: tuple[int | str, ...] = ()
         #: position of the argument its result may share memory with; -1 if it never does
         self.aliases = -1
-        self.preserves = 0  #: how its result shows what is not finite in its input, if it does
+        self.preserves = 0  #: how its result shows NaNs and infinities of its input, if it does
         self.maybe = False  #: it may also return a copy
         self.mirrored = False  #: it takes the right side of an operator before the left one
         self.moves = False  #: its result may begin elsewhere in the storage
@@ -100,7 +100,7 @@ class OpTraits:
         self.slices = False  #: it takes the end of a slice, which may be the end of the tensor
         self.relabels = False  #: its result is a view of every element of its input
         self.keeps_order = False  #: and in the same order
-        self.uninitialized = False  #: its result holds what was in memory before, or is still to come
+        self.uninitialized = False  #: its result holds old memory, or is still to come
 
 
 _all_traits = attrgetter(*OpTraits.__slots__)
@@ -219,7 +219,7 @@ def api_traits(function: Any) -> OpTraits:
 
 
 def opaque_traits(key: tuple[str, Any]) -> OpTraits:
-    """The traits of an opaque operation; ``key`` is its name, and what distinguishes it from others."""
+    """The traits of an opaque operation; ``key`` is its name, and an object that tells it from others."""
     traits = OpTraits(key)
     traits.name, traits.flavour = key[0], OPAQUE
     return traits
@@ -274,8 +274,14 @@ def arguments_of(function: Any) -> tuple[str, ...]:
 
 
 def _of_signature(function: Any) -> tuple[str, ...]:
-    parameters = inspect.signature(function).parameters.values()
-    return tuple(_text(one) for one in parameters if one.kind is not one.VAR_KEYWORD)
+    texts = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            texts.append(f"*{parameter.name}")
+        elif parameter.kind is not parameter.VAR_KEYWORD:
+            has_none = parameter.default is parameter.empty
+            texts.append(parameter.name if has_none else _with_default(parameter.name, parameter.default))
+    return tuple(texts)
 
 
 @cache  # they live as long as the process too
@@ -302,22 +308,14 @@ def _of_namesake(name: str) -> tuple[str, ...]:
     if not hasattr(packet, "overloads"):
         return ()
     schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
-    few = (one for one in schemas if not any(each.is_out or _is_named(each) for each in one.arguments))
+    # Many ops have a second overload that takes dimensions by name, and is hardly used.
+    few = (
+        one
+        for one in schemas
+        if not any(each.is_out or "Dimname" in str(each.type) for each in one.arguments)
+    )
     plain = list(islice(few, 2))
     return _of_schema(plain[0]) if len(plain) == 1 else ()
-
-
-def _is_named(argument: Any) -> bool:
-    """Whether it is a dimension by name: many ops have such a second overload, which is hardly used."""
-    return "Dimname" in str(argument.type)
-
-
-def _text(parameter: inspect.Parameter) -> str:
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return f"*{parameter.name}"
-    if parameter.default is parameter.empty:
-        return parameter.name
-    return _with_default(parameter.name, parameter.default)
 
 
 def _with_default(name: str, default: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sightline.data.file_owners import cell_name, torch_file
 from sightline.data.trace_data import FROM_CPP, FROM_PYTHON, FROM_TORCH
+from sightline.recording.stacks import frames_from
 from sightline.recording.training_log import caller_location
 
 _MAX_WARNINGS: Final = 100  #: different ones
@@ -24,7 +25,7 @@ _MAX_TEXT: Final = 600
 #: torch's own warning about the hooks that a recording has on modules.
 _OURS: Final = "when there are global hooks on modules"
 
-#: What C++ warnings end with.
+#: The end of a C++ warning.
 _INTERNALLY: Final = " (Triggered internally at "
 
 #: A warning as the trace stores it: category, text, location, nanoseconds since the start, where it came from
@@ -53,21 +54,17 @@ class WarningLog:
             elif frame is not None and torch_file(frame.f_code.co_filename):
                 origin = FROM_TORCH
             else:  # the line that the warning is about, which its ``stacklevel`` chose
-                frame = _frame_at(frame, key[2], key[3])
+                line = (key[2], key[3])
+                at_line = (
+                    one for one in frames_from(frame) if (one.f_code.co_filename, one.f_lineno) == line
+                )
+                frame = next(at_line, frame)
             location = caller_location(frame) or [cell_name(key[2]), key[3], ""]
             self._rows[key] = [key[0], text, location, time, origin, 1]
 
     def rows(self) -> list[Row]:
         """All of them as plain data, in order."""
         return [list(row) for row in self._rows.values()]
-
-
-def _frame_at(frame: FrameType | None, file: str, line: int) -> FrameType | None:
-    """The first frame at a line, of a frame and its callers; the frame itself without one."""
-    at = frame
-    while at is not None and (at.f_lineno != line or at.f_code.co_filename != file):
-        at = at.f_back
-    return at or frame
 
 
 def _collecting_list() -> list[Any] | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,12 +19,13 @@ from sightline.data.live_events import Watcher
 from sightline.errors import NonFiniteError, UsageError
 from sightline.explain.failure import explain_failure
 from sightline.markers import current_step
-from sightline.options import Capture, Check, Stats
+from sightline.options import RecordingOptions
 from sightline.process_rank import this_rank
 from sightline.recording.atomic import store_atomically
 from sightline.recording.captures import CaptureObserver
 from sightline.recording.cuda_devices import DeviceTimer
 from sightline.recording.distributed import StackDump
+from sightline.recording.engine_choice import EngineHooks, new_session
 from sightline.recording.failures import (
     add_note,
     exception_text,
@@ -35,12 +34,9 @@ from sightline.recording.failures import (
     leave_out_own_frames,
 )
 from sightline.recording.modules import original
-from sightline.recording.native.engine import choose_engine, load, warn_of_fallback
 from sightline.recording.nonfinite_check import NonFiniteChecker
 from sightline.recording.observers import LiveObserver, Observer, Observers
-from sightline.recording.plain import hooks as plain_hooks
-from sightline.recording.plain.session import Session
-from sightline.recording.session_base import SessionBase
+from sightline.recording.session import Session
 from sightline.recording.snapshot import build
 from sightline.recording.stacks import enters_block, hide_own_frames
 from sightline.recording.statistics.observer import StatisticsObserver
@@ -73,44 +69,23 @@ def check_model(model: Any) -> None:
         )
 
 
-def _ranked_name(name: str) -> str:
-    """The name of a recording; in a distributed job with the rank of the process."""
-    process = this_rank()
-    return name if process is None else f"{name}, rank {process.rank} of {process.world_size}"
-
-
-@dataclass(frozen=True)
-class RecordingOptions:
-    """The options of a recording beyond model and level."""
-
-    watcher: Watcher | None = None
-    stats: Stats | None = None
-    check: Check | None = None
-    capture: Capture | None = None
-    folder: Path | None = None  #: of ``path=``
-    last: int | None = None
-    engine: str = "auto"
-    source: bool = True
-    environment: bool = True
-    overwrite: bool = False
-    time: str = "host"
-    observer: Callable[[SessionBase], Observer] | None = None  #: makes one more observer
-
-
 class Recorder:
     """One recording."""
 
     def __init__(
-        self, model: Any, level: str, name: str | None = None, compiled: str = "opaque",
-        options: RecordingOptions | None = None,
+        self, model: Any, options: RecordingOptions, *, folder: Path | None = None,
+        watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
+        """``folder`` is where ``path=`` of this process is."""
         self._model = model
-        self._level = level
-        self._name = _ranked_name(name or (type(original(model)).__name__ if model is not None else "trace"))
-        self._compiled = compiled
-        self._options = options or RecordingOptions()
-        self._session: SessionBase | None = None
-        self._hooks: Any = plain_hooks  # of the engine of the session
+        self._options = options
+        self._folder = folder
+        self._watcher = watcher
+        name = options.name or (type(original(model)).__name__ if model is not None else "trace")
+        process = this_rank()
+        self._name = name if process is None else f"{name}, rank {process.rank} of {process.world_size}"
+        self._session: Session | None = None
+        self._hooks: EngineHooks | None = None  # of the engine of the session
         self._index: Index | None = None
         self._progress: Any = None  # of the session when the index was built
         self._stance: Any = None
@@ -139,29 +114,36 @@ class Recorder:
         try:
             if frame is not None and is_block is None:
                 is_block = enters_block(frame)
-            self._start(frame.f_back if frame and is_block else None, outer_frames)
+            # The session gets the caller's frame only where that waits for the block.
+            caller = frame.f_back if frame and is_block else None
+            options = self._options
+            session, self._hooks = without_modes(
+                partial(
+                    new_session, options.engine, self._model, self._name, options.ops, caller, outer_frames
+                )
+            )
+            self._session = session
+            session.compiled, session.time = options.compiled, options.time
+            self._add_collaborators(session)
+            if session.time == "device":
+                self._timer = DeviceTimer(session.begin)
+                without_modes(self._timer.start)
+            self._model = None  # the session has weak references: a trace must not keep the model alive
+            if options.compiled == "eager":
+                store_atomically(
+                    partial(setattr, self, "_stance"), partial(compiler.set_stance, "force_eager")
+                )
+            if current_step():
+                note_step(session, begins=True)
+            if session.stream_writer is not None:
+                _streamed.add(self)
+                session.stream_writer.start()
+            session.waits.install()
+            self._stack_dump = StackDump.install(self._folder)
+            self._hooks.install(session)
         except BaseException:
             self.cancel()
             raise
-
-    def _start(self, caller: FrameType | None, outer_frames: bool) -> None:
-        session = self._session = without_modes(partial(self._new_session, caller, outer_frames))
-        session.compiled, session.time = self._compiled, self._options.time
-        self._add_collaborators(session)
-        if session.time == "device":
-            self._timer = DeviceTimer(session.begin)
-            without_modes(self._timer.start)
-        self._model = None  # the session has weak references: a trace must not keep the model alive
-        if self._compiled == "eager":
-            store_atomically(partial(setattr, self, "_stance"), partial(compiler.set_stance, "force_eager"))
-        if current_step():
-            note_step(session, begins=True)
-        if session.stream_writer is not None:
-            _streamed.add(self)
-            session.stream_writer.start()
-        session.waits.install()
-        self._stack_dump = StackDump.install(self._options.folder)
-        self._hooks.install(session)
 
     def cancel(self) -> None:
         """Undo a start. Safe to call again."""
@@ -176,72 +158,25 @@ class Recorder:
             if session.stream_writer is not None:
                 session.stream_writer.discard()
             session.abandon()
-        if self._options.folder is not None:
-            unclaim(self._options.folder, self._files)
+        if self._folder is not None:
+            unclaim(self._folder, self._files)
             if self._makes_folder:
-                remove_if_empty(self._options.folder)
+                remove_if_empty(self._folder)
         self._session = None
 
-    def _new_session(self, caller: FrameType | None, outer_frames: bool) -> SessionBase:
-        """A session of the engine that ``engine=`` means here."""
-        options = self._options
-        args = self._model, self._name, self._level, caller, outer_frames
-        choice = choose_engine(options.engine)
-        reason = choice.reason
-        if choice.engine == "native":
-            from sightline.recording.native import hooks as native_hooks
-            from sightline.recording.native.session import NativeSession, NoSlot
-
-            for attempt in (1, 2):
-                try:
-                    session = NativeSession(load(), *args)
-                    self._hooks = native_hooks
-                    return session
-                except NoSlot as error:
-                    reason = str(error)
-                    if attempt == 1:
-                        gc.collect()  # recordings in unreachable cycles hold slots too
-                    elif options.engine == "native":
-                        raise
-        plain = Session(*args)
-        plain.engine_reason = reason
-        if reason:
-            warn_of_fallback(reason)
-        return plain
-
-    def _add_collaborators(self, session: SessionBase) -> None:
+    def _add_collaborators(self, session: Session) -> None:
         """Give the session its observers, and for ``path=`` and ``last=`` its stream writer."""
         options = self._options
         file = -1
-        if options.folder is not None:
-            self._makes_folder = not options.folder.exists()
-            file = claim(options.folder, options.overwrite, self._files)
-            # Absolute: the program may change its working folder.
-            options = self._options = replace(options, folder=options.folder.absolute())
-        self._add_observers(session)
-        if options.folder is not None or options.last is not None:
-            session.stream_writer = without_modes(
-                partial(
-                    StreamWriter,
-                    session,
-                    options.folder,
-                    file,
-                    options.last,
-                    source=options.source,
-                    environment=options.environment,
-                )
-            )
-
-    def _add_observers(self, session: SessionBase) -> None:
-        """Give the session the observers that the options ask for."""
-        options = self._options
+        if self._folder is not None:
+            self._makes_folder = not self._folder.exists()
+            file = claim(self._folder, options.path.overwrite, self._files)
+            self._folder = self._folder.absolute()  # the program may change its working folder
         observers: list[Observer] = []
-        if options.watcher is not None:
-            observers.append(LiveObserver(session, options.watcher))
-        if options.observer is not None:
-            observers.append(options.observer(session))
+        if self._watcher is not None:
+            observers.append(LiveObserver(session, self._watcher))
         if options.capture is not None:
-            session.captures = CaptureObserver(session, options.capture, options.folder)
+            session.captures = CaptureObserver(session, options.capture, self._folder)
             observers.append(session.captures)
         if options.stats is not None:
             session.statistics = StatisticsObserver(session, options.stats)
@@ -251,13 +186,21 @@ class Recorder:
             observers.append(session.check)
         if observers:
             session.observer = Observers(session, observers)
+        if self._folder is not None or options.last is not None:
+            bundle = options.path
+            make = partial(
+                StreamWriter,
+                source=bundle is None or bundle.source,
+                environment=bundle is None or bundle.environment,
+            )
+            session.stream_writer = without_modes(partial(make, session, self._folder, file, options.last))
 
     def stop(self, error: BaseException | None = None) -> None:
         """Remove everything installed, and finish the recording. Safe to call again.
 
         An exception gains a note and leaves the block unchanged. An error after it is counted as a fault
-        instead of raised, also one of an observer. An interrupt is raised when all is done but what takes
-        long: that goes on in a thread, and calling again waits for it.
+        instead of raised, also one of an observer. An interrupt is raised when all but the slow part is done:
+        that goes on in a thread, and calling again waits for it.
         """
         session = self._session
         if session is None or self._stopped:
@@ -269,14 +212,14 @@ class Recorder:
                 self._stop(session, error, wait=False)
             raise
 
-    def _stop(self, session: SessionBase, error: BaseException | None, wait: bool) -> None:
+    def _stop(self, session: Session, error: BaseException | None, wait: bool) -> None:
         """Do the steps of a stop; each may be repeated after an interrupt."""
         try:
             try:
                 self._uninstall(session)
             finally:
                 # A launcher ends all processes when one fails: not while the note of an exception is added.
-                with session.termination_delayed(GRACE_SECONDS) if self._options.folder else nullcontext():
+                with session.termination_delayed(GRACE_SECONDS) if self._folder else nullcontext():
                     without_modes(partial(self._finish, session, error, wait))
             self._end(wait)
             if self._late_error is not None and error is None:
@@ -284,20 +227,25 @@ class Recorder:
         except Exception as own:
             if error is None:
                 session.fault(own)
-            else:
-                self._note_fault(session, own)
+                return
+            session.note_fault(own)
+            if self._index is not None:  # a trace that has been built already has the fault too
+                info = self._index.raw.info
+                info["faults"] = [*info["faults"], fault_text(own)]
+                info["fault_count"] += 1
 
     def _end(self, wait: bool) -> None:
-        """Mark the recording as stopped, unless what takes long was not waited for."""
+        """Mark the recording as stopped, unless its last part still runs in a thread."""
         if wait:
             _streamed.discard(self)
             self._stopped = True
             if self._session is not None and self._session.stream_writer is not None:
                 self.index()  # it is there already
 
-    def _uninstall(self, session: SessionBase) -> None:
+    def _uninstall(self, session: Session) -> None:
         try:
-            self._hooks.uninstall(session)
+            if self._hooks is not None:
+                self._hooks.uninstall(session)
         finally:
             session.waits.remove()
             if self._stack_dump is not None:
@@ -306,8 +254,8 @@ class Recorder:
                 self._stance.__exit__(None, None, None)
                 self._stance = None
 
-    def _finish(self, session: SessionBase, error: BaseException | None, wait: bool) -> None:
-        """After the session is removed: read what is still unread, finish observers and stream writer."""
+    def _finish(self, session: Session, error: BaseException | None, wait: bool) -> None:
+        """After the session is removed: finish the observers, the session and the stream writer."""
         session.events.close()
         self._note_late_error(session)
         if error is None:
@@ -349,7 +297,7 @@ class Recorder:
         if error is not None and not issubclass(type(error), NonFiniteError):
             self._explain(session, error)
 
-    def _explain(self, session: SessionBase, error: BaseException) -> None:
+    def _explain(self, session: Session, error: BaseException) -> None:
         """Add a note to an exception, and the note to the recording."""
         index = self.index()
         index.raw.info["exception"] = session.exception
@@ -357,22 +305,14 @@ class Recorder:
         if explanation["note"]:
             add_note(error, explanation["note"])
         index.raw.info.update(explanation)
-        if session.stream_writer is not None and self._options.folder is not None:
-            amend_info(self._options.folder, explanation)
+        if session.stream_writer is not None and self._folder is not None:
+            amend_info(self._folder, explanation)
 
-    def _note_late_error(self, session: SessionBase) -> None:
+    def _note_late_error(self, session: Session) -> None:
         """Note an observer's error that came too late to stop the run."""
         late = session.take_pending_error()
         if late is not None and self._late_error is None:
             self._late_error = late
-
-    def _note_fault(self, session: SessionBase, own: Exception) -> None:
-        """Count a fault, also in a trace that has been built already."""
-        session.note_fault(own)
-        if self._index is not None:
-            info = self._index.raw.info
-            info["faults"] = [*info["faults"], fault_text(own)]
-            info["fault_count"] += 1
 
     def index(self) -> Index:
         """The trace so far; built on demand, and again only if the run has gone on since."""

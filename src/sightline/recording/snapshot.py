@@ -1,6 +1,6 @@
 """A snapshot of a session as plain data: its small tables, and the `TraceData` built from all of it.
 
-What only torch knows enters the tables here: argument names, FLOPs, the operator that was written.
+The facts that only torch knows enter the tables here: argument names, FLOPs, the operators as written.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sightline.recording.source_positions import SourcePositions, operator_names
 from sightline.recording.streaming.batches import whole_batch
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 
 class TableSnapshot:
     """The small tables of a session; an update only adds to them."""
 
-    def __init__(self, session: SessionBase) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._infos: list[OpInfo] = []
         self._sources = SourcePositions(session.stacks)
@@ -67,7 +67,7 @@ class TableSnapshot:
         return tables
 
 
-def tables_of(session: SessionBase) -> Tables:
+def tables_of(session: Session) -> Tables:
     """The small tables as they are now."""
     return TableSnapshot(session).update()
 
@@ -80,8 +80,8 @@ def operation_of(info: OpInfo) -> Operation:
     )  # fmt: skip
 
 
-def info_of(session: SessionBase) -> dict[str, Any]:
-    """The trace's info: what is stored of the recording as a whole."""
+def info_of(session: Session) -> dict[str, Any]:
+    """The trace's info: the facts of the recording as a whole."""
     return {
         "name": session.name, "ops": session.level, "torch": str(torch.__version__),
         "python": platform.python_version(), "pid": os.getpid(), "duration_ns": session.elapsed(),
@@ -117,7 +117,7 @@ def _precision() -> dict[str, Any]:
         return {}
 
 
-def _rank(session: SessionBase) -> dict[str, Any]:
+def _rank(session: Session) -> dict[str, Any]:
     """Which process of a distributed job this is, and with whom it talks."""
     process = this_rank()
     groups = groups_since(session.begin)
@@ -133,7 +133,7 @@ def _rank(session: SessionBase) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def build(session: SessionBase) -> TraceData:
+def build(session: Session) -> TraceData:
     """The recording so far. The session goes on unharmed if it is still running."""
     if session.stream_writer is not None:
         return session.stream_writer.data()

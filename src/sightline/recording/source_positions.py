@@ -6,6 +6,7 @@ import dis
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from types import CodeType
@@ -39,7 +40,10 @@ class SourcePositions:
         count = len(stacks.parents)  # nodes are only ever added: these are complete
         for code in stacks.codes[len(self.codes) :]:
             self.codes.append(CodeInfo(cell_name(code.co_filename), code.co_qualname, code.co_firstlineno))
-        self.files |= _files({code.file for code in self.codes} - self.files.keys())
+        for path in {code.file for code in self.codes} - self.files.keys():
+            with suppress(OSError):  # <stdin>, a notebook cell, a file inside a zip
+                status = os.stat(path)
+                self.files[path] = FileInfo(status.st_mtime_ns, status.st_size)
         nodes = range(len(self.places), count)
         units = [max(stacks.instructions[node], 0) // 2 for node in nodes]
         units_of: dict[int, set[int]] = {}
@@ -77,27 +81,16 @@ def _positions(code: CodeType, units: set[int]) -> dict[int, _Position]:
     return positions
 
 
-def _files(paths: set[str]) -> dict[str, FileInfo]:
-    files = {}
-    for path in paths:
-        try:
-            status = os.stat(path)
-        except OSError:  # <stdin>, a notebook cell, a file inside a zip
-            continue
-        files[path] = FileInfo(status.st_mtime_ns, status.st_size)
-    return files
-
-
-#: The symbol of each unary instruction, and the methods that such an expression calls.
-_UNARY: Final = {
+#: The symbol of each unary instruction, and the methods that such an expression calls, the usual one first.
+UNARY_METHODS: Final = {
     "UNARY_NEGATIVE": ("-", ("neg", "negative", "__neg__")),
     "UNARY_INVERT": ("~", ("bitwise_not", "__invert__")),
     "UNARY_POSITIVE": ("+", ("positive", "__pos__")),
     "BINARY_SUBSCR": ("[]", ("__getitem__",)),
     "STORE_SUBSCR": ("[]=", ("__setitem__",)),
 }
-#: The methods that each binary operator calls; other reflected ones are operators by name: see `operations`.
-_BINARY: Final = {
+#: The methods that each binary operator calls, the usual one first; `operations` names other reflected ones.
+BINARY_METHODS: Final = {
     "+": ("add", "__add__", "__radd__"), "-": ("sub", "__sub__"), "*": ("mul", "__mul__", "__rmul__"),
     "/": ("div", "__div__", "__truediv__"), "//": ("floor_divide", "__floordiv__"),
     "%": ("remainder", "__mod__"), "@": ("matmul", "__matmul__"), "**": ("pow", "__pow__"),
@@ -105,11 +98,11 @@ _BINARY: Final = {
     "^": ("__xor__", "__rxor__", "bitwise_xor"), "<<": ("__lshift__", "bitwise_left_shift"),
     ">>": ("__rshift__", "bitwise_right_shift"),
 }  # fmt: skip
-_COMPARE: Final = {
-    "<": ("lt", "__lt__"), "<=": ("le", "__le__"), "==": ("eq", "__eq__"),
+COMPARE_METHODS: Final = {
+    "<": ("lt", "__lt__"), "<=": ("le", "__le__"), "==": ("__eq__", "eq"),
     "!=": ("ne", "__ne__"), ">": ("gt", "__gt__"), ">=": ("ge", "__ge__"),
 }  # fmt: skip
-_MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+MIRRORED_COMPARISONS: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def operator_names(stacks: StackTrie) -> Callable[[int, str], str | None]:
@@ -133,14 +126,14 @@ def _operator(stacks: StackTrie, stack: int, method: str) -> str | None:
     symbol, methods = _instruction(stacks.codes[stacks.code_ids[stack]], stacks.instructions[stack])
     if method in methods:
         return symbol
-    mirrored = _MIRRORED.get(symbol, "")
-    if method in _COMPARE.get(mirrored, ()):
+    mirrored = MIRRORED_COMPARISONS.get(symbol, "")
+    if method in COMPARE_METHODS.get(mirrored, ()):
         return mirrored  # ``1 < x`` calls ``x.gt(1)``
     in_place = symbol + "="
     bare = (
         method.rstrip("_") if not method.startswith("__") else "__" + method[3:] if method[2] == "i" else ""
     )
-    return in_place if symbol in _BINARY and bare in methods else None
+    return in_place if symbol in BINARY_METHODS and bare in methods else None
 
 
 def _instruction(code: CodeType, offset: int) -> tuple[str, tuple[str, ...]]:
@@ -148,14 +141,15 @@ def _instruction(code: CodeType, offset: int) -> tuple[str, tuple[str, ...]]:
     if offset + 1 >= len(raw):
         return "", ()
     name, argument = dis.opname[raw[offset]], raw[offset + 1]
-    if name in _UNARY:
-        return _UNARY[name]
+    if name in UNARY_METHODS:
+        return UNARY_METHODS[name]
     if name == "BINARY_OP":
         symbol = _binary_symbols()[argument].removesuffix("=")
-        return symbol, _BINARY.get(symbol, ())
+        return symbol, BINARY_METHODS.get(symbol, ())
     if name == "COMPARE_OP":
-        for symbol in _compare_symbols(argument):
-            return symbol, _COMPARE.get(symbol, ())
+        index = argument >> (4 if sys.version_info >= (3, 12) else 0)  # its low bits are flags from then on
+        symbol = dis.cmp_op[index] if index < len(dis.cmp_op) else ""
+        return symbol, COMPARE_METHODS.get(symbol, ())
     return "", ()
 
 
@@ -163,8 +157,3 @@ def _instruction(code: CodeType, offset: int) -> tuple[str, tuple[str, ...]]:
 def _binary_symbols() -> list[str]:
     table: Any = getattr(dis, "_nb_ops", [])
     return [symbol for _, symbol in table] or [""] * 256
-
-
-def _compare_symbols(argument: int) -> list[str]:
-    index = argument >> (4 if sys.version_info >= (3, 12) else 0)  # from then on it has flags in its low bits
-    return [dis.cmp_op[index]] if index < len(dis.cmp_op) else []

@@ -1,7 +1,7 @@
 """Recorded Python stacks: their trie, and the frames that are left out of them.
 
-Left out are our own functions, which Dynamo does not compile either, and torch's call of a module. Whose file
-a frame is in, which views go by, is another question: `trace.file_owners`.
+Our own functions, which Dynamo does not compile either, and torch's call of a module are left out. Views go
+by the owner of a frame's file: see `data.file_owners`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
@@ -63,6 +63,13 @@ def _nested(code: CodeType) -> list[CodeType]:
     return [code, *(each for part in inner for each in _nested(part))]
 
 
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and its callers, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def enters_block(frame: FrameType) -> bool:
     """Whether a frame is at a ``with`` statement, so that its callers wait until the block ends.
 
@@ -76,13 +83,13 @@ def enters_block(frame: FrameType) -> bool:
 
 def variable_name(tensor: Any) -> str:
     """The global or enclosing variable of the running functions that holds a tensor, or an empty text."""
-    at: FrameType | None = sys._getframe(1)
-    while at is not None and at.f_code not in MODULE_CALL_CODES:
+    for at in frames_from(sys._getframe(1)):
+        if at.f_code in MODULE_CALL_CODES:
+            break
         if not is_hidden(at.f_code):
             local: Mapping[str, Any] = at.f_locals
             free = {name: local[name] for name in at.f_code.co_freevars if name in local}
             for name, value in (*free.items(), *at.f_globals.items()):
                 if value is tensor:
                     return str(name)
-        at = at.f_back
     return ""

@@ -24,30 +24,30 @@ from sightline import markers
 from sightline.assemble.batch import StepMark
 from sightline.data.trace_data import OPTIMIZER_STEP
 from sightline.recording.observers import SpiedTensor
-from sightline.recording.plain.thread_state import active, current_states
+from sightline.recording.plain.thread_state import all_states, current_states
 from sightline.recording.program_warnings import WarningPatch
 from sightline.recording.tensor_registry import SwapPatch
 from sightline.recording.torchapi import no_torch_function, optimizer_hooks
 from sightline.recording.training_log import SchedulerPatch
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 _KEY: Final = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
 _lock = threading.RLock()
 _users: list[object] = []  # engines that record, and `hold_optimizer_hooks` blocks
 
 
-def current_sessions() -> list[SessionBase]:
+def current_sessions() -> list[Session]:
     """The recordings of this thread, of either engine."""
     plain = [state.session for state in current_states() if not state.off]
     hooks = sys.modules.get("sightline.recording.native.hooks")
     return [*plain, *(() if hooks is None else hooks.sessions.get(get_ident(), ()))]
 
 
-def all_sessions() -> list[SessionBase]:
+def all_sessions() -> list[Session]:
     """The recordings of every thread, of either engine."""
-    plain = [state.session for states in list(active.values()) for state in states]
+    plain = [state.session for state in all_states()]
     hooks = sys.modules.get("sightline.recording.native.hooks")
     native = [] if hooks is None else [one for each in list(hooks.sessions.values()) for one in each]
     return [*plain, *native]
@@ -76,7 +76,7 @@ class RecorderListener:
 
 
 def _swap_tensors(t1: Any, t2: Any) -> None:
-    """The code of ``torch.utils.swap_tensors`` meanwhile: its globals are those of torch's module."""
+    """The code of ``torch.utils.swap_tensors`` while anything records; its globals are those of torch."""
     from sightline.recording.step_marks import swaps
 
     swaps.swap(t1, t2)
@@ -88,7 +88,7 @@ _schedulers: Final = SchedulerPatch()
 _warnings: Final = WarningPatch()
 
 
-def note_step(session: SessionBase, begins: bool) -> None:
+def note_step(session: Session, begins: bool) -> None:
     """Write the current step into a recording."""
     _mark(session, markers.current_step(), begins)
     try:
@@ -98,7 +98,7 @@ def note_step(session: SessionBase, begins: bool) -> None:
         session.fault(error)
 
 
-def _mark(session: SessionBase, name: str, begins: bool) -> None:
+def _mark(session: Session, name: str, begins: bool) -> None:
     session.steps.append(StepMark(name, session.next_id(), time.perf_counter_ns(), begins))
 
 

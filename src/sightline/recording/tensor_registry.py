@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -23,7 +24,7 @@ from sightline.recording.torchapi import (
 )
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 ACTIVATION: Final = KIND["activation"]
 EXTERNAL: Final = KIND["external"]
@@ -31,7 +32,7 @@ INPUT: Final = KIND["input"]
 PLAIN_TENSORS: Final = frozenset({Tensor, Parameter})
 
 
-class TensorRegistry:
+class TensorRegistry(ABC):
     """The tensors of one recording, by value; each engine has its own way to find a tensor again."""
 
     stream: Any  #: rows of values
@@ -43,49 +44,49 @@ class TensorRegistry:
         self.names: dict[int, str] = {}  #: value -> name
         self.kinds: dict[int, int] = {}  #: value -> kind, where it became known after the value was seen
 
+    @abstractmethod
     def find(self, tensor: Any) -> int | None:
         """The current value of a tensor, if it has been seen."""
-        raise NotImplementedError
 
     def find_all(self, tensors: list[Any]) -> list[int | None]:
         """The same for many."""
         return [self.find(tensor) for tensor in tensors]
 
+    @abstractmethod
     def value(self, tensor: Any) -> int:
         """The current value of a tensor; one never seen before is explained and added."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self, tensor: Any) -> int | None:
         """Drop the weak reference to a tensor; returns its value."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rebind(self, tensor: Any, value: int) -> None:
-        """Have a tensor object stand for a value, whatever it looks like by now."""
-        raise NotImplementedError
+        """Have a tensor object stand for a value, whatever its memory and layout are by now."""
 
+    @abstractmethod
     def register(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
         """Add a tensor that no recorded op made, of a kind that is given or found out."""
-        raise NotImplementedError
 
     def register_all(self, named: list[tuple[str, Any]], kind: int) -> list[int]:
         """The same for many of one kind."""
         return [self.register(tensor, kind, name) for name, tensor in named]
 
+    @abstractmethod
     def describe(self, tensor: Any) -> int:
         """The number of the metadata of any tensor."""
-        raise NotImplementedError
 
+    @abstractmethod
     def find_storage(self, tensor: Any) -> int:
         """The newest value in the storage of a tensor; -1 if there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def live_tensors(self) -> list[tuple[int, Any]]:
         """Values and tensors, of the tensors that are still alive."""
-        raise NotImplementedError
 
+    @abstractmethod
     def alive(self) -> NDArray[np.int64]:
         """The values of tensors that are still alive."""
-        raise NotImplementedError
 
     def find_base(self, tensor: Any) -> int:
         """The value whose storage a new tensor object has, or that a wrapper holds; else -1.
@@ -128,17 +129,21 @@ def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
     layout = str(tensor.layout).removeprefix("torch.")
     if nested:
         layout = "nested"
+    elements = -1
+    if nested:
+        with suppress(RuntimeError, TypeError):
+            elements = size_of((tensor._values if tensor.layout == torch.jagged else tensor).numel())
     meta = TensorMeta(
-        tuple(map(size_of, shape)),
-        None if stride is None else tuple(map(size_of, stride)),
-        str(dtype).removeprefix("torch."),
-        str(device),
-        layout,
-        dtype.itemsize,
-        "Tensor" if plain else kind.__name__,
-        _nested_elements(tensor) if nested else -1,
-        () if all(type(size) is int for size in shape) else tuple(map(str, shape)),
-        () if plain else placements_of(tensor),
+        shape=tuple(map(size_of, shape)),
+        stride=None if stride is None else tuple(map(size_of, stride)),
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        layout=layout,
+        itemsize=dtype.itemsize,
+        type="Tensor" if plain else kind.__name__,
+        elements=elements,
+        symbols=() if all(type(size) is int for size in shape) else tuple(map(str, shape)),
+        placements=() if plain else placements_of(tensor),
     )
     return plain_key(tensor) or meta, meta
 
@@ -154,14 +159,6 @@ def _nested_shape(tensor: Any) -> tuple[Any, ...]:
         except RuntimeError:
             sizes.append(-1)
     return tuple(sizes)
-
-
-def _nested_elements(tensor: Any) -> int:
-    """How many elements the parts of a nested tensor have; -1 if unknown."""
-    try:
-        return size_of((tensor._values if tensor.layout == torch.jagged else tensor).numel())
-    except (RuntimeError, TypeError):
-        return -1
 
 
 def plain_key(tensor: Any) -> tuple[Any, ...] | None:
@@ -196,7 +193,7 @@ class SwapPatch:
     The code of the function itself is replaced: programs may have imported it by name before.
     """
 
-    def __init__(self, sessions: Callable[[], Iterable[SessionBase]], redirected: CodeType) -> None:
+    def __init__(self, sessions: Callable[[], Iterable[Session]], redirected: CodeType) -> None:
         self._sessions = sessions  # returns every running recording
         self._redirected = redirected  # calls `swap`; its globals are those of ``torch.utils``
         self._function: Any = None
@@ -219,7 +216,7 @@ class SwapPatch:
 
     def swap(self, t1: Any, t2: Any) -> None:
         """Swap two tensors, to which no recording holds a weak reference meanwhile."""
-        forgotten: list[tuple[SessionBase, Any, Any]] = []
+        forgotten: list[tuple[Session, Any, Any]] = []
         for session in self._sessions():
             for tensor in (t1, t2):
                 try:

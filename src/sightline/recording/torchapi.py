@@ -6,6 +6,7 @@ A name that a torch version lacks raises one clear sentence here, and nowhere el
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from sightline.recording.atomic import exhaust, run_atomically
 
 try:
     import torch
+    from torch.utils.hooks import RemovableHandle
 except ImportError as error:  # viewing works without torch
     raise TorchMissing(
         "Recording needs torch, which is not installed here (looking at a saved trace does not): "
@@ -174,6 +176,42 @@ MODULE_CALL_CODES = frozenset(
 )
 
 
+class ModuleHooks:
+    """Our hooks in torch's tables of global module hooks, as its ``register_…`` functions would add them.
+
+    Dynamo guards on the keys and functions of these tables, so both are the same in every recording.
+    """
+
+    def __init__(self) -> None:
+        self.key = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
+
+    def install(self, before: Any, after: Any) -> None:
+        """Have ``before`` and ``after`` called around every module call. Safe to call again."""
+        module_hooks._global_forward_pre_hooks[self.key] = before
+        module_hooks._global_forward_hooks[self.key] = after
+        module_hooks._global_forward_hooks_with_kwargs[self.key] = True
+        module_hooks._global_forward_hooks_always_called[self.key] = True
+
+    def remove(self) -> None:
+        """Remove them. Safe to call again."""
+        for table in _FORWARD_HOOK_TABLES:
+            table.pop(self.key, None)
+
+    def are_alone(self) -> bool:
+        """Whether there are no other global module hooks."""
+        if any(table.keys() - {self.key} for table in _FORWARD_HOOK_TABLES):
+            return False
+        return not (module_hooks._global_backward_pre_hooks or module_hooks._global_backward_hooks)
+
+
+_FORWARD_HOOK_TABLES = (
+    module_hooks._global_forward_pre_hooks,
+    module_hooks._global_forward_hooks,
+    module_hooks._global_forward_hooks_with_kwargs,
+    module_hooks._global_forward_hooks_always_called,
+)
+
+
 def skip_in_dynamo(code: CodeType, below: bool) -> None:
     """Keep Dynamo from compiling a frame of ours, and those ``below`` it, inside compiled code.
 
@@ -185,7 +223,7 @@ def skip_in_dynamo(code: CodeType, below: bool) -> None:
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a part of a backward pass. What is queued for its end runs in no node."""
+    """Whether this thread runs a part of a backward pass. Callbacks queued for its end run in no node."""
     return current_node() is not None or _graph_task() >= 0
 
 

@@ -1,4 +1,4 @@
-"""What a training loop does that no op shows: an optimizer's parameters, its learning rates, its scheduler.
+"""The facts of a training loop that no op shows: optimizers, learning rates, schedulers.
 
 It is read when an optimizer or a scheduler steps, never for an op. The norms of gradients in CPU memory are
 taken in a few of the steps, by one call of torch.
@@ -7,7 +7,7 @@ taken in a few of the steps, by one call of torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -16,6 +16,7 @@ from weakref import ref
 import torch
 
 from sightline.data.file_owners import cell_name, installed_file, torch_file
+from sightline.recording.stacks import frames_from
 from sightline.recording.torchapi import Tensor, foreach_norm, unobserved
 from sightline.tensor_memory import has_memory
 
@@ -59,15 +60,15 @@ class OptimizerRecord(NamedTuple):
 
     reference: ref[Any]
     number: int
-    data: dict[str, Any]  #: what the trace stores
+    data: dict[str, Any]  #: as the trace stores it
     rates: list[RateCurve]  #: of its parameter groups
 
 
 class SchedulerRecord(NamedTuple):
-    """A scheduler that was made, or has stepped."""
+    """A scheduler that was constructed, or has stepped."""
 
     reference: ref[Any]
-    data: dict[str, Any]  #: what the trace stores
+    data: dict[str, Any]  #: as the trace stores it
 
 
 class TrainingLog:
@@ -104,7 +105,10 @@ class TrainingLog:
         steps = record.data["steps"]
         measure = with_gradient and steps & (steps + 1) == 0
         if measure and len(self._norms) < _MAX_NORMS * len(self._in_order):
-            self._measure(steps - 1, modules)
+            # Only those in CPU memory; the norms of others would have to be waited for.
+            norms = unobserved(partial(_norms, modules.parameters()))
+            if norms:
+                self._norms.append((steps - 1, list(norms), list(norms.values())))
 
     def _record(self, optimizer: Any, modules: Any, frame: FrameType | None) -> OptimizerRecord:
         record = self._optimizers.get(id(optimizer))
@@ -130,12 +134,6 @@ class TrainingLog:
             data["foreign"] = sum(one.grad is not None for one in foreign)
         return record
 
-    def _measure(self, step: int, modules: Any) -> None:
-        """Take the norms of the gradients in CPU memory; those on a device would have to be waited for."""
-        norms = unobserved(partial(_norms, modules.parameters()))
-        if norms:
-            self._norms.append((step, list(norms), list(norms.values())))
-
     # -- schedulers --------------------------------------------------------------------------------------
 
     def note_schedule(self, scheduler: Any, frame: FrameType | None) -> None:
@@ -154,12 +152,11 @@ class TrainingLog:
             data["made"] = data["made"] or caller_location(frame)
             return
         if not data["steps"]:
-            data["early"] = data["made"] is not None and not self._has_stepped(optimizer)
+            data["early"] = data["made"] is not None and not (
+                self._find(optimizer) is not None or bool(getattr(optimizer, "_opt_called", False))
+            )
             data["place"] = caller_location(frame)
         data["steps"] += 1
-
-    def _has_stepped(self, optimizer: Any) -> bool:
-        return self._find(optimizer) is not None or bool(getattr(optimizer, "_opt_called", False))
 
     def _find(self, optimizer: Any) -> OptimizerRecord | None:
         """The record of an optimizer that has stepped; one that wraps another has the groups of that one."""
@@ -201,16 +198,13 @@ class TrainingLog:
         return [list(row) for row in self._norms]
 
 
-def _is_plain(grad: Any) -> bool:
-    """Whether the norm of a gradient can be taken now: it has numbers in CPU memory that is there."""
-    if type(grad) is not Tensor or not has_memory(grad):
-        return False
-    return bool(grad.is_cpu and grad.is_floating_point())
-
-
 def _norms(parameters: list[tuple[str, Any]]) -> dict[str, float]:
     """The norms of gradients that can be read now, by name."""
-    grads = {name: parameter.grad for name, parameter in parameters if _is_plain(parameter.grad)}
+    grads = {}
+    for name, parameter in parameters:
+        grad = parameter.grad
+        if type(grad) is Tensor and has_memory(grad) and grad.is_cpu and grad.is_floating_point():
+            grads[name] = grad
     if not grads:
         return {}
     return dict(zip(grads, map(float, foreach_norm(list(grads.values()), 2.0)), strict=True))
@@ -219,7 +213,7 @@ def _norms(parameters: list[tuple[str, Any]]) -> dict[str, float]:
 def caller_location(frame: FrameType | None) -> Location:
     """The line that called a frame of torch, and the user's own line, if that is another."""
     locations: list[Location] = []
-    for at in _frames(frame):
+    for at in frames_from(frame):
         file = at.f_code.co_filename
         if torch_file(file):
             continue
@@ -230,16 +224,9 @@ def caller_location(frame: FrameType | None) -> Location:
     return [*locations[0], *(locations[-1] if len(locations) > 1 else [])] if locations else []
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and its callers."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _is_in_init(frame: FrameType | None) -> bool:
     """Whether a scheduler sets its rates for the first time, from its own ``__init__``."""
-    for at in _frames(frame):
+    for at in frames_from(frame):
         if not torch_file(at.f_code.co_filename):
             return False
         if at.f_code.co_name == "_initial_step":
@@ -251,11 +238,9 @@ def _number(rate: Any) -> float | None:
     """A learning rate as a number; None for one on a device, which would have to be waited for."""
     if isinstance(rate, int | float):
         return float(rate)
-    return unobserved(partial(_element, rate)) if isinstance(rate, Tensor) else None
-
-
-def _element(rate: Any) -> float | None:
-    return float(rate) if rate.is_cpu and rate.numel() == 1 and has_memory(rate) else None
+    if not isinstance(rate, Tensor):
+        return None
+    return unobserved(lambda: float(rate) if rate.is_cpu and rate.numel() == 1 and has_memory(rate) else None)
 
 
 class SchedulerPatch:

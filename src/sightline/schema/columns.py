@@ -1,4 +1,4 @@
-"""How a table of columns is declared: a dataclass of arrays whose fields say what their numbers mean.
+"""Declarations of tables of columns: dataclasses of arrays whose fields state the meaning of their numbers.
 
 A column is a field whose annotation is its dtype and whose default, from a function below, is its meaning:
 
@@ -30,7 +30,7 @@ _DTYPES: Final = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "U64": "<u8", "F64": 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What the numbers of a column mean."""
+    """The meaning of the numbers of a column."""
 
     about: str  #: one phrase, for documents and docstrings
     target: str = ""  #: the table that the ids point into
@@ -67,11 +67,11 @@ class Column:
     @property
     def lowest(self) -> int:
         """The smallest number that a reference may have."""
-        return -1 if self.meaning.optional else 0
+        return -1 if self.meaning.optional or self.meaning.since > 1 else 0
 
     @property
     def label(self) -> str:
-        """What messages call it: ``producer of value``."""
+        """Its name in messages: ``producer of value``."""
         return f"{self.name} of {self.table.removesuffix('s').replace('_', ' ')}"
 
 
@@ -88,7 +88,7 @@ def number(
     recorded: bool = False,
     since: int = 1,
 ) -> Any:
-    """A column of plain numbers; of an ``optional`` one negative numbers mean none."""
+    """A column of plain numbers; if it is ``optional``, a negative number stands for a missing one."""
     return _declare(Meaning(about, unit=unit, optional=optional, row=row, recorded=recorded, since=since))
 
 
@@ -147,7 +147,7 @@ class Columns:
 
 _Class = TypeVar("_Class", bound=type[Columns])
 
-#: The class of each table of columns, and what its rows are, by the name it has in `TraceData`.
+#: The class of each table of columns, and a phrase about its rows, by the name it has in `TraceData`.
 COLUMN_TABLES: Final[dict[str, type[Columns]]] = {}
 ABOUT: Final[dict[str, str]] = {}
 

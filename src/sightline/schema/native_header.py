@@ -9,7 +9,7 @@ from sightline.schema.streams import Field, RowLayout
 
 _HEAD = """\
 // Written by `make schema` from src/sightline/schema/; a test checks that it is current.
-// The rows of a recording: what the engine keeps of an op, a module call and a value until Python reads them.
+// The rows of a recording: the engine keeps one for each op, module call and value until Python reads it.
 #pragma once
 
 #include <cstddef>
@@ -21,19 +21,18 @@ namespace sightline {
 
 def native_header() -> str:
     """The text of ``recording/native/row_layout.h``."""
-    flags = tables.CALL_FLAGS | tables.OP_FLAGS
     constants = {
-        "FlagShift": streams.FLAG_SHIFT,
-        "ThreadShift": streams.THREAD_SHIFT,
-        "Moved": streams.MOVED,
-        "Inherited": streams.INHERITED,
+        "flag_shift": streams.FLAG_SHIFT,
+        "thread_shift": streams.THREAD_SHIFT,
+        "moved": streams.MOVED,
+        "inherited": streams.INHERITED,
     }
     lines = [
         *_constants(constants),
         f"inline constexpr int64_t kNoEnd = int64_t{{1}} << {streams.NO_END.bit_length() - 1};",
         "",
-        *_constants(_camel(flags)),
-        *_constants(_camel(tables.VALUE_FLAGS)),
+        *_constants(tables.CALL_FLAGS | tables.OP_FLAGS),
+        *_constants(tables.VALUE_FLAGS),
         "",
         f"enum Phase : int {{ {_enumerators(tables.PHASES)} }};",
         f"enum Kind : int {{ {_enumerators(tables.KINDS, 'Kind')} }};",
@@ -44,11 +43,7 @@ def native_header() -> str:
 
 
 def _constants(numbers: Mapping[str, int]) -> Iterator[str]:
-    return (f"inline constexpr int k{name} = {number};" for name, number in numbers.items())
-
-
-def _camel(numbers: Mapping[str, int]) -> dict[str, int]:
-    return {_camel_case(name): number for name, number in numbers.items()}
+    return (f"inline constexpr int k{_camel_case(name)} = {number};" for name, number in numbers.items())
 
 
 def _camel_case(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The properties of rows, as Python text: what ``op.phase`` reads is a column of the schema."""
+"""The properties of rows, as Python text: ``op.phase`` reads a column of the schema."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def row_properties() -> str:
-    """The text of ``trace/row_properties.py``."""
+    """The text of ``data/row_properties.py``."""
     lines = [_HEAD]
     for table in ("frames", "values", "ops", "calls"):
         lines += [
@@ -78,7 +78,10 @@ def _properties(column: Column) -> Iterator[list[str]]:
     elif meaning.target == "metas":
         type, value = "TensorMeta", f"self._data.raw.metas[int({stored}[self.id])]"
     elif meaning.choices:
-        type, value = "str", f"{_CHOICES[meaning.choices]}[{stored}[self.id]]"
+        names = _CHOICES.get(meaning.choices) or repr(meaning.choices).replace("'", '"')
+        type, value = "str", f"{names}[{stored}[self.id]]"
+        if column.lowest < 0:
+            type, value = "str | None", f"(None, *{names})[{stored}[self.id] + 1]"
     elif meaning.optional and not meaning.target:
         type, value = "int | None", f"number if (number := int({stored}[self.id])) >= 0 else None"
     else:

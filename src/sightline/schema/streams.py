@@ -49,13 +49,13 @@ class RowLayout:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What each number of a row is, up to its lists."""
+        """The name of each number of a row, up to its lists."""
         fields = (field.name for field in self.fields)
         return ("length", "id", *fields, *(("input_count",) if self.lists else ()))
 
     @cached_property
     def width(self) -> int:
-        """How many numbers a row has before its lists."""
+        """The count of numbers in a row before its lists."""
         return len(self.names)
 
     @cached_property
@@ -63,7 +63,7 @@ class RowLayout:
         return {name: at for at, name in enumerate(self.names)}
 
     def position(self, name: str) -> int:
-        """Where a number stands in a row."""
+        """The position of a number in a row."""
         return self._positions[name]
 
 
@@ -80,7 +80,7 @@ def _with_recorded(columns: type[Columns], *fields: Field | str) -> tuple[Field,
 
 OP: Final = RowLayout("op", _with_recorded(
     OpColumns,
-    Field("info", "what was called, into `Tables.operations`"),
+    Field("info", "the operation that was called, into `Tables.operations`"),
     "form",
     Field("result", "the form of its result; -1: a single tensor"),
     Field("stack", "the innermost source position"),

@@ -53,7 +53,7 @@ VALUE_FLAGS: Final = MappingProxyType({"requires_grad": REQUIRES_GRAD})
 
 
 class TensorLists(Columns):
-    """What ops and module calls have in common: lists of the values each took and returned."""
+    """The common columns of ops and module calls: lists of the values each took and returned."""
 
     input_offsets: I64
     inputs: I32
@@ -78,7 +78,7 @@ class OpColumns(TensorLists):
     name: I32 = ref("names", "mm, add.Tensor, F.linear, Tensor.view, @")
     level: I8 = choice(LEVELS, "a call as the user wrote it, or an op of the dispatcher")
     flavour: I8 = choice(FLAVOURS, "how a call was written; op: an aten op, opaque: a compiled region")
-    phase: I8 = choice(PHASES, "what it was part of; recompute: of a checkpoint")
+    phase: I8 = choice(PHASES, "the phase it ran in; recompute: of a checkpoint")
     call: I32 = ref("calls", "its module call; a backward op has its forward's", optional=True)
     frame: I32 = ref("frames", "the position that ran it, torch's own lines included", optional=True)
     parent: I32 = ref("ops", "of an aten op, the API call it came from", optional=True, earlier=True)
@@ -103,7 +103,7 @@ class ValueColumns(Columns):
     meta: I32 = ref("metas", "shape, dtype and device")
     storage: I32 = ref("storages", "its memory, which it may share with others", optional=True)
     offset: I64 = number("elements from the start of the storage", row=False)
-    kind: I8 = choice(KINDS, "what it is to the model")
+    kind: I8 = choice(KINDS, "its role in the model")
     name: I32 = ref(
         "names", "fc1.weight of a parameter, fc1.weight.exp_avg of optimizer state", optional=True
     )
@@ -124,7 +124,7 @@ class CallColumns(TensorLists):
     index: I32 = number("which call of this module, from 0")
     parent: I32 = ref("calls", "the call around it", optional=True, earlier=True, chain=True)
     frame: I32 = ref("frames", "the source position that called it", optional=True)
-    phase: I8 = choice(PHASES, "what it was part of")
+    phase: I8 = choice(PHASES, "the phase it ran in")
     start: I64 = number("since the recording began", unit="ns", recorded=True)
     duration: I64 = number("host time with the calls in it, the recorder's own left out", unit="ns")
     first_op: I32 = number("its first op; the ops up to `end_op` ran inside it")
@@ -193,9 +193,9 @@ class DeviceWorkColumns(Columns):
     """Work of devices (``time="device"``), in the order of start; times are ns since the recording began."""
 
     name: I32 = ref("names", "of the kernel, or the direction of the copy")
-    kind: I8 = choice(WORK_KINDS, "what the device did")
+    kind: I8 = choice(WORK_KINDS, "the kind of work")
     device: I8 = number("which device")
     stream: I32 = number("which stream of it")
-    launch: I64 = number("when the host asked for it, since the recording began", unit="ns")
+    launch: I64 = number("when the host launched it, since the recording began", unit="ns")
     start: I64 = number("since the recording began", unit="ns")
     duration: I64 = number("by the device's own clock", unit="ns")

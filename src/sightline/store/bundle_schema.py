@@ -57,7 +57,7 @@ MAX_LINKS: Final = 1 << 24  #: the lengths of all stacks of frames, or of module
 
 #: The tables of columns.
 KINDS: Final = COLUMN_TABLES
-#: Which columns there are: it rises with each that is added, and a file without one is of the first.
+#: The revision of the columns: it rises with each column that is added; a file that states none has 1.
 REVISION: Final = max(column.meaning.since for column in all_columns())
 #: Tables that bundles of earlier versions do not have: they are empty there.
 ADDED: Final = frozenset({"allocations", "device_work"})
@@ -90,7 +90,7 @@ def decoded_bytes(counts: dict[str, int]) -> int:
 
 
 def allowed_bytes(size: int) -> int:
-    """How many bytes of columns a file of this size may decode to."""
+    """The most bytes of columns that a file of this size may decode to."""
     return FREE_BYTES + GROWTH * size
 
 

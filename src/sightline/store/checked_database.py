@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import stat
 import struct
 import threading
 import weakref
@@ -22,17 +21,15 @@ from typing import Any, Final
 
 from sightline.errors import DamagedFile
 from sightline.store import bundle_schema as schema
-from sightline.store.damage import Damage, damage_reported, escaped, quoted
+from sightline.store.damage import Damage, damage_reported, escaped, quoted, require_regular_file
 from sightline.store.json_codec import is_integer, parse_json
-from sightline.store.limits import Budget, json_cost
+from sightline.store.limits import Budget, inflate, json_cost
 
 _MAGIC: Final = b"SQLite format 3\x00"
 _LEAF: Final = 0x0D  #: the type of a table's page without child pages
 _BESIDE: Final = ("-wal", "-journal")
 _MOST_ROWS: Final = 1 << 40
 _ROW: Final = 200  #: bytes of memory for a row of a small table besides its text
-
-
 #: How many databases are kept open; of more, those opened first are opened again for each query.
 _MOST_OPEN: Final = 128
 _open: Final[list[weakref.ref[Database]]] = []
@@ -54,9 +51,7 @@ class Database:
             self._lock = threading.Lock()
             try:
                 self._check_schema()
-                self.facts = self._facts()
-                self.revision = self._revision()
-                self.counts = self._counts()
+                self._read_facts()
             except BaseException:
                 self._close()
                 raise
@@ -76,7 +71,7 @@ class Database:
         return damage_reported(self.path)
 
     def close(self) -> None:
-        """Close the file; what was not read by now cannot be read any more."""
+        """Close the file; tables that were not read yet cannot be read any more."""
         self._closed = True
         self._close()
 
@@ -156,16 +151,11 @@ class Database:
         """The text of a source file; ``size`` is in bytes."""
         with self._rows("SELECT data FROM sources WHERE id = ?", id) as rows:
             data = next(rows, (None,))[0]
-        if isinstance(data, bytes):
-            reader = zlib.decompressobj()
-            try:
-                text = reader.decompress(data, size + 1)
-            except zlib.error:
-                text = b""
-            if len(text) == size and reader.eof:
-                self.budget.take(f"the text of source {id}", 2 * size + 64 * text.count(b"\n"))
-                return text.decode("utf-8", "surrogatepass")
-        raise Damage(f"the text of source {id} cannot be read")
+        text = inflate(data, size) if isinstance(data, bytes) else None
+        if text is None:
+            raise Damage(f"the text of source {id} cannot be read")
+        self.budget.take(f"the text of source {id}", 2 * size + 64 * text.count(b"\n"))
+        return text.decode("utf-8", "surrogatepass")
 
     @contextmanager
     def _rows(self, query: str, *values: Any) -> Iterator[Iterator[tuple[Any, ...]]]:
@@ -206,7 +196,8 @@ class Database:
             if name not in tables:
                 raise Damage(f"it has no table {name!r}")
 
-    def _facts(self) -> dict[str, str]:
+    def _read_facts(self) -> None:
+        """Read and check the facts, the revision and the counts."""
         facts: dict[str, str] = {}
         with self._rows("SELECT name, data FROM facts LIMIT 64") as rows:
             for name, data in rows:
@@ -221,23 +212,18 @@ class Database:
         for name, data in facts.items():
             if name != "sums" and zlib.crc32(data.encode()) != self._sums.get(f"facts.{name}"):
                 raise Damage(f"its fact {quoted(name)} was altered")
-        return facts
-
-    def _revision(self) -> int:
-        revision = parse_json(self.facts.get("revision", "1"))
+        revision = parse_json(facts.get("revision", "1"))
         if not is_integer(revision) or revision < 1:
-            raise Damage("it does not say which columns it has")
-        return int(revision)
-
-    def _counts(self) -> dict[str, int]:
-        stated = parse_json(self.facts["counts"])
+            raise Damage("the revision of its columns is malformed")
+        self.facts, self.revision = facts, int(revision)
+        stated = parse_json(facts["counts"])
         counts: dict[str, int] = {}
         for name in schema.COUNTS:
             count: Any = stated.get(name) if isinstance(stated, dict) else None
             if count is None and name in schema.ADDED:
                 count = 0
             if not is_integer(count) or not 0 <= count < _MOST_ROWS:
-                raise Damage(f"it does not say how many {name} it has")
+                raise Damage(f"it has no valid count of {name}")
             counts[name] = count
         needed = schema.decoded_bytes(counts)
         if needed > schema.allowed_bytes(self.size):
@@ -249,7 +235,7 @@ class Database:
                 raise Damage(
                     f"it claims {counts[name]} {name}, more than a file of {self.size} bytes can hold"
                 )
-        return counts
+        self.counts = counts
 
 
 def _identity(path: Path) -> tuple[int, ...]:
@@ -259,8 +245,7 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 def _check_header(path: Path) -> int:
     """Check the header of a file before SQLite opens it; returns the size of the file."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise Damage("it is not a regular file")  # opening a pipe would block
+    require_regular_file(path)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(108)

@@ -47,25 +47,18 @@ def check_info(info: Mapping[str, Any]) -> None:
     """
     for name, kinds in _INFO.items():
         if name in info and not isinstance(info[name], kinds):
-            raise Damage(f"it says {quoted(info[name])} of {name!r}")
+            raise Damage(f"its info has an invalid {name!r}: {quoted(info[name])}")
     if not all(type(text) is str for text in info.get("contradictions", ())):
-        raise Damage("it does not say how it contradicts itself")
+        raise Damage("its list of contradictions is malformed")
     for row in info.get("dropped_collectives", ()):
-        if not isinstance(row, list | tuple) or [type(each) for each in row] != [str, int, int]:
-            raise Damage(f"it says {quoted(row)} of collectives that were dropped")
+        if not isinstance(row, list | tuple) or [*map(type, row)] != [str, int, int]:
+            raise Damage(f"its info has invalid dropped collectives: {quoted(row)}")
     for device, readings in info.get("allocator", {}).items():
-        if type(device) is not str or not _is_allocator(readings):
-            raise Damage(f"it says {quoted(readings)} of the allocator of {quoted(device)}")
-
-
-def _is_allocator(readings: object) -> bool:
-    """Whether this has the two readings of each of an allocator's numbers."""
-    return isinstance(readings, dict) and all(
-        isinstance(pair := readings.get(name), list | tuple)
-        and len(pair) == 2
-        and all(type(n) is int for n in pair)
-        for name in ("allocated", "reserved", "most")
-    )
+        numbers = readings if isinstance(readings, dict) else {}
+        pairs = [numbers.get(name) for name in ("allocated", "reserved", "most")]
+        valid = all(isinstance(pair, list | tuple) and [*map(type, pair)] == [int, int] for pair in pairs)
+        if type(device) is not str or not valid:
+            raise Damage(f"its info has an invalid allocator of {quoted(device)}: {quoted(readings)}")
 
 
 def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
@@ -76,7 +69,10 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
     sightline.store.damage.Damage: frames/code of row 1 points at 7 of 3
     """
     if name.endswith("_offsets"):
-        _check_offsets(kind, name, column, counts)
+        flat = counts[f"{kind}.{name.removesuffix('_offsets')}s"]
+        fits = len(column) == counts[kind] + 1 and column[0] == 0 and column[-1] == flat
+        if not fits or (np.diff(column) < 0).any():
+            raise Damage(f"{kind}/{name} does not fit the {flat} ids it should cut into lists")
         return
     rows = counts[length_name(kind, name)]
     if len(column) != rows:
@@ -94,7 +90,7 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
 
 
 def check_block(kind: str, name: str, block: Array, first_row: int, counts: Mapping[str, int]) -> None:
-    """Check a part of a column that begins at ``first_row``."""
+    """Check the part of a column that begins at ``first_row``."""
     _check_ids(kind, name, block, counts)
     declared = column_of(kind, name)
     earlier = declared is not None and declared.meaning.earlier
@@ -121,13 +117,6 @@ def _check_range(kind: str, name: str, column: Array, low: int, size: int) -> No
         raise Damage(f"{kind}/{name} of row {row} points at {int(column[row])} of {size}")
 
 
-def _check_offsets(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
-    flat = counts[f"{kind}.{name.removesuffix('_offsets')}s"]
-    fits = len(column) == counts[kind] + 1 and column[0] == 0 and column[-1] == flat
-    if not fits or (np.diff(column) < 0).any():
-        raise Damage(f"{kind}/{name} does not fit the {flat} ids it should cut into lists")
-
-
 def check_chains(kind: str, name: str, parents: Array) -> None:
     """Bound the total length of all chains, which views print."""
     lengths = chain_lengths(parents)
@@ -138,7 +127,7 @@ def check_chains(kind: str, name: str, parents: Array) -> None:
 
 
 def chain_lengths(parents: Array) -> Array:
-    """How many rows are above each; parents come before their rows."""
+    """The number of rows above each, in a table of parents without cycles."""
     lengths = (parents >= 0).astype(np.int64)
     above = parents.astype(np.int64)
     while (above >= 0).any():  # steps double in length each time
@@ -152,9 +141,8 @@ def check_spans(first: Array, end: Array, counts: Mapping[str, int]) -> None:
     """The ops inside each module call are a valid range."""
     wrong = (first < 0) | (end < first) | (end > counts["ops"])
     if wrong.any():
-        raise Damage(
-            f"call {int(np.argmax(wrong))} has ops that are no range of the {counts['ops']} there are"
-        )
+        call = int(np.argmax(wrong))
+        raise Damage(f"call {call} has an invalid range of ops: there are {counts['ops']}")
 
 
 def check_modules(modules: Sequence[d.ModuleInfo]) -> None:
@@ -185,7 +173,7 @@ def check_steps(steps: Sequence[d.StepInfo], counts: Mapping[str, int]) -> None:
             0 <= step.first_op <= step.end_op <= counts["ops"]
             and 0 <= step.first_call <= step.end_call <= counts["calls"]
         ):
-            raise Damage(f"step {number} is no range of what was recorded")
+            raise Damage(f"step {number} has an invalid range of ops or module calls")
 
 
 def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int]) -> None:
@@ -196,7 +184,7 @@ def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int])
             or not -1 <= info.value < counts["values"]
             or min(info.shape, default=0) < 0
         ):
-            raise Damage(f"captured tensor {number} is not described as one")
+            raise Damage(f"captured tensor {number} has an invalid description")
 
 
 def check_metas(metas: Sequence[d.TensorMeta]) -> None:
@@ -206,4 +194,4 @@ def check_metas(metas: Sequence[d.TensorMeta]) -> None:
         if min(meta.shape, default=0) < least or meta.itemsize < 0:
             raise Damage(f"the metadata {number} has a negative size")
         if meta.symbols and len(meta.symbols) != len(meta.shape):
-            raise Damage(f"the metadata {number} has another number of symbols than of sizes")
+            raise Damage(f"the metadata {number} has {len(meta.symbols)} symbols for {len(meta.shape)} sizes")

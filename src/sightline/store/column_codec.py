@@ -3,7 +3,7 @@
 A chunk is four bytes of checksum, a byte for the encoding, a byte for the width of the numbers, and the
 numbers, split into byte planes, as a raw deflate stream. The encoding makes numbers small or repetitive: ids
 mostly differ little from the id before or from their own row, so the encoding that makes a sample smallest is
-taken. Decoding is bounded by the expected number of rows, never by what the chunk claims.
+taken. Decoding is bounded by the expected number of rows, never by a claim of the chunk.
 """
 
 from __future__ import annotations
@@ -39,21 +39,19 @@ def encode(values: Array, first_row: int, label: str) -> bytes:
     >>> len(chunk) < 30, int(decode(chunk, 1000, "<i4", 0, "ops/frame/0")[-1])
     (True, 999)
     """
-    encoding = _best_encoding(values, first_row)
+    if values.dtype.kind in "uf":
+        encoding = BITS
+    elif values.dtype.itemsize == 1:
+        encoding = PLAIN
+    else:
+        sample = values[:_SAMPLE]
+        sizes = {way: len(_compress(_transform(sample, way, first_row))[1]) for way in (PLAIN, DELTA, ROW)}
+        encoding = min(sizes, key=sizes.__getitem__)
+        if encoding != PLAIN and (values.min() <= -(1 << 61) or values.max() >= 1 << 61):
+            encoding = PLAIN  # the difference of two such numbers may overflow
     width, packed = _compress(_transform(values, encoding, first_row))
     body = bytes((encoding, width)) + packed
     return struct.pack("<I", _checksum(body, len(values), label)) + body
-
-
-def _best_encoding(values: Array, first_row: int) -> int:
-    if values.dtype.kind in "uf":
-        return BITS
-    if values.dtype.itemsize == 1:
-        return PLAIN
-    sample = values[:_SAMPLE]
-    sizes = {way: len(_compress(_transform(sample, way, first_row))[1]) for way in (PLAIN, DELTA, ROW)}
-    best = min(sizes, key=sizes.__getitem__)
-    return PLAIN if best != PLAIN and not _is_small(values) else best
 
 
 def decode(chunk: bytes, rows: int, dtype: str, first_row: int, label: str) -> Array:
@@ -134,11 +132,6 @@ def _unzigzag(values: Array) -> Array:
     signed = values.dtype.str.replace("u", "i")
     decoded: Array = (values >> one).view(signed) ^ -(values & one).view(signed)
     return decoded
-
-
-def _is_small(values: Array) -> bool:
-    """Whether differences cannot overflow."""
-    return bool(values.min() > -(1 << 61) and values.max() < 1 << 61)
 
 
 def _compress(encoded: Unsigned) -> tuple[int, bytes]:

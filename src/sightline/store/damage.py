@@ -1,8 +1,10 @@
-"""Files of a recording that cannot be trusted: what is wrong with one, and the one sentence that says so."""
+"""Damaged or foreign files of a recording: the fault of one, and the one sentence that reports it."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +18,11 @@ READ_ERRORS: Final = (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, Key
 
 
 class Damage(Exception):
-    """What is wrong with a file or a recording: half a sentence, which follows the file's name."""
+    """The fault of a file or a recording: half a sentence, which follows the file's name."""
 
 
 class TooLarge(Damage):
-    """A file stands for more than one of its size may."""
+    """A file expands to more than a file of its size may."""
 
 
 @contextmanager
@@ -41,6 +43,12 @@ def damage_reported(path: Path) -> Iterator[None]:
     except READ_ERRORS as error:
         text = escaped(str(error).rstrip(".") or type(error).__name__)
         raise DamagedFile(f"{path} is damaged: {text}.") from error
+
+
+def require_regular_file(path: Path) -> None:
+    """Refuse a pipe or a device before it is opened: opening a pipe would block."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Damage("it is not a regular file")
 
 
 def quoted(value: object) -> str:

@@ -70,7 +70,7 @@ class DiskSink:
             waiting.clear()
 
     def size(self, kind: str, name: str) -> int:
-        """How many numbers a column has; values include their new versions."""
+        """The length of a column; values include their new versions."""
         more = self._sizes["versions", name] if kind == "values" else 0
         return self._sizes[kind, name] + more
 

@@ -1,7 +1,7 @@
 """The environment of a recording: versions, devices, host and command line, with secrets masked.
 
-A recording may be shared, so what looks like a secret is masked before it is saved; in doubt a harmless word
-is masked too.
+A recording may be shared, so everything that looks like a secret is masked before it is saved; in doubt a
+harmless word is masked too.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ _SERVICE_KEY: Final = re.compile(
 #: Long runs of letters and digits.
 _RUN: Final = re.compile(r"[A-Za-z0-9+/_-]{20,}={0,2}")
 _PART: Final = re.compile(r"[A-Za-z0-9+]{20,}")
+#: An argument after a secret's name that is certainly an option; in doubt it is the secret.
+_OPTION: Final = re.compile(r"--[a-z]{2,12}(-[a-z]{2,12}){0,3}(=|$)|-[A-Za-z]$")
 _LONGEST: Final = 4000  #: characters of an argument; a longer one is cut
 
 
@@ -78,7 +80,7 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
     next_is_secret = False
     for argument in arguments:
         option = argument.startswith("-")
-        if next_is_secret and not (option and _is_option(argument)):
+        if next_is_secret and not _OPTION.match(argument):
             masked.append(MASK)
             next_is_secret = False
             continue
@@ -103,11 +105,6 @@ def mask_secrets(text: str) -> str:
     return _RUN.sub(lambda run: MASK if _is_random(run[0]) else run[0], text)
 
 
-def _is_option(argument: str) -> bool:
-    """Whether an argument after a secret's name is certainly an option; in doubt it is the secret."""
-    return bool(re.match(r"--[a-z]{2,12}(-[a-z]{2,12}){0,3}(=|$)|-[A-Za-z]$", argument))
-
-
 def _is_random(run: str) -> bool:
     """Whether a long run of characters looks random.
 
@@ -116,7 +113,7 @@ def _is_random(run: str) -> bool:
     chars = [char for char in run if char.isalnum()]
     if len(chars) < 16:
         return False
-    classes = [_class(char) for char in chars]
+    classes = [0 if char.isdigit() else 1 if char.isupper() else 2 if char.islower() else 3 for char in chars]
     pairs = list(pairwise(classes))
     changes = sum(a != b for a, b in pairs)
     digits = classes.count(0)
@@ -124,14 +121,8 @@ def _is_random(run: str) -> bool:
         return True
     if min(pairs.count(pair) for pair in ((1, 1), (1, 2), (2, 1))) >= 2 and changes >= len(chars) * 0.3:
         return True
-    return any(_has_few_vowels(part[0]) for part in _PART.finditer(run))
-
-
-def _has_few_vowels(run: str) -> bool:
-    """Whether a long run of letters has fewer vowels than any language."""
-    letters = [char for char in run.lower() if char.isalpha()]
-    return len(letters) >= 20 and sum(char in "aeiouy" for char in letters) < len(letters) * 0.29
-
-
-def _class(char: str) -> int:
-    return 0 if char.isdigit() else 1 if char.isupper() else 2 if char.islower() else 3
+    for part in _PART.findall(run):  # fewer vowels than any language has
+        letters = [char for char in part.lower() if char.isalpha()]
+        if len(letters) >= 20 and sum(char in "aeiouy" for char in letters) < len(letters) * 0.29:
+            return True
+    return False

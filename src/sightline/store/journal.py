@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Iterable
@@ -38,8 +37,8 @@ from sightline.data.trace_data import CaptureInfo, CodeInfo, FileInfo, ModuleInf
 from sightline.schema.streams import COUNTS, FLOATS, LANES
 from sightline.store import json_codec
 from sightline.store.bundle_schema import REVISION
-from sightline.store.damage import Damage, quoted
-from sightline.store.limits import Budget, json_cost
+from sightline.store.damage import Damage, quoted, require_regular_file
+from sightline.store.limits import Budget, inflate, json_cost
 
 JOURNAL: Final = "rank0.journal"
 #: Rows are read by position: each added field makes another format.
@@ -61,7 +60,7 @@ TableRows = dict[str, list[Any]]
 
 
 def encode(batch: Batch, rows: TableRows, info: dict[str, Any], more: dict[str, Any] | None = None) -> bytes:
-    """A frame; ``more`` is what only some frames have: constant fields in the first, source files."""
+    """A frame; ``more`` has the parts that only some frames have: constant fields in the first, sources."""
     streams = {name: getattr(batch.rows, name) for name in _STREAMS}
     streams |= {f"late.{name}": getattr(batch.late, name) for name in _STREAMS}
     streams |= {name: getattr(batch, name) for name in _NUMBERS}
@@ -94,8 +93,8 @@ def new_table_rows(tables: Tables, since: dict[str, int], operators: Iterable[tu
         "codes": [json_codec.dump(one) for one in tables.codes[since.get("codes", 0) :]],
         "modules": [json_codec.dump(one) for one in tables.modules[since.get("modules", 0) :]],
         "files": [
-            [file, seen.mtime_ns, seen.size]
-            for file, seen in list(tables.files.items())[since.get("files", 0) :]
+            [file, info.mtime_ns, info.size]
+            for file, info in list(tables.files.items())[since.get("files", 0) :]
         ],
         "schemas": [
             [name, *names] for name, names in list(tables.schemas.items())[since.get("schemas", 0) :]
@@ -124,7 +123,11 @@ class Journal:
         self._heads: list[dict[str, Any]] = []
         self.lost: list[int] = []  #: frames before which a damaged one was left out
         if path is not None:
-            self._file = os.dup(file) if file >= 0 else _open(path)
+            if file >= 0:
+                self._file = os.dup(file)
+            else:
+                require_regular_file(path)
+                self._file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             try:
                 self._scan()
             except BaseException:
@@ -222,7 +225,7 @@ class Journal:
         return [self._head(number, self._data(number))[0] for number in range(len(self))]
 
     def batch(self, number: int, only_late: bool = False) -> Batch:
-        """A batch; with ``only_late`` only what belongs to earlier batches."""
+        """A batch; with ``only_late`` only the parts that belong to earlier batches."""
         data = self._data(number)
         head, at = self._head(number, data)
         streams: dict[str, Any] = {}
@@ -231,7 +234,11 @@ class Journal:
                 raise Damage(f"a frame claims a stream of {quoted(count)} numbers")
             self._budget.take(f"{quoted(name)} of frame {number}", count * _STREAM_COST)
             if not only_late or name in _LATE:
-                streams[name] = _decompress(data[at : at + length], count, str(name).endswith("floats"))
+                octets = inflate(data[at : at + length], count * 8)
+                if octets is None:
+                    raise Damage(f"a stream does not have the {count} numbers it should have")
+                dtype: Any = np.float64 if str(name).endswith("floats") else np.int64
+                streams[name] = np.frombuffer(octets, dtype=dtype)
             at += length
         batch = Batch(
             rows=_streams(streams, ""), late=_streams(streams, "late."),
@@ -259,26 +266,22 @@ class Journal:
             operator=lambda stack, info: operators.get((stack, info)),
         )
         for number, head in enumerate(self.heads()):
-            if number in self.lost:
-                self._add_unknown_rows(tables, head)
+            if number in self.lost:  # stand-ins for the lost rows, so that the ids of later rows stay right
+                since = head.get("since")
+                if not isinstance(since, dict):
+                    raise Damage("a frame before the last was altered")
+                for name, unknown in UNKNOWN_ROWS.items():
+                    rows = getattr(tables, name)
+                    missing = since.get(name, 0) - len(rows)
+                    self._budget.take(f"{name} of lost frames", max(len(rows) + missing, 0) * 200)
+                    rows += [unknown] * missing
             _add_rows(tables, head.get("news", {}), operators, flops)
             for name, value in (head.get("first") or {}).items():
                 if name not in _CONSTANT or type(value) not in (int, bool):
-                    raise Damage(f"a frame says {quoted(value)} of {quoted(name)}")
+                    raise Damage(f"a frame has an invalid {quoted(name)}: {quoted(value)}")
                 setattr(tables, name, value)
             tables.info = json_codec.loads(head["info"])
         return tables
-
-    def _add_unknown_rows(self, tables: Tables, head: dict[str, Any]) -> None:
-        """Stand-ins for the rows of lost frames, so that the ids of later rows stay right."""
-        since = head.get("since")
-        if not isinstance(since, dict):
-            raise Damage("a frame before the last was altered")
-        for name, unknown in UNKNOWN_ROWS.items():
-            rows = getattr(tables, name)
-            missing = since.get(name, 0) - len(rows)
-            self._budget.take(f"{name} of lost frames", max(len(rows) + missing, 0) * 200)
-            rows += [unknown] * missing
 
 
 UNKNOWN_TENSOR: Final = TensorMeta((), None, "?", "cpu")
@@ -322,26 +325,8 @@ def _add_rows(tables: Tables, new: TableRows, operators: dict[tuple[int, int], s
         flops[int(info), int(form), tuple(inputs), tuple(outputs)] = int(count)
 
 
-def _open(path: Path) -> int:
-    """Open a file for reading; a pipe, which would block, is refused."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise Damage("it is not a regular file")
-    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-
-
 def _padded(head: bytes) -> bytes:
     return head.ljust(_FRAME.size, b"\xff")  # a length that is cut short becomes a huge one
-
-
-def _decompress(data: bytes, count: int, floats: bool) -> Any:
-    reader = zlib.decompressobj()
-    try:
-        octets = reader.decompress(data, count * 8 + 1)
-    except zlib.error:
-        raise Damage("a stream cannot be decompressed") from None
-    if len(octets) != count * 8 or not reader.eof:
-        raise Damage(f"a stream does not have the {count} numbers it should have")
-    return np.frombuffer(octets, dtype=np.float64 if floats else np.int64)
 
 
 def _streams(arrays: dict[str, Any], prefix: str) -> Streams:

@@ -74,9 +74,7 @@ def parse_json(text: str) -> Any:
 
 def _encode(item: Any, depth: int) -> Any:
     kind = type(item)
-    if item is None or kind is bool:
-        return item
-    if kind is str:
+    if item is None or kind is bool or kind is str:
         return item
     if kind is int:
         return item if -_WIDE <= item < _WIDE else {"i": hex(item)}
@@ -100,19 +98,14 @@ def _encode(item: Any, depth: int) -> Any:
         return {"t": [_encode(part, depth + 1) for part in item]}
     if isinstance(item, dict):
         return {"d": _pairs(item, depth + 1)}
-    return {"y": _text(item)}
+    try:  # not plain data, which no recorder writes
+        return {"y": repr(item)[:200]}
+    except Exception:  # noqa: BLE001  # the repr is foreign code
+        return {"y": f"<{type(item).__name__}>"}
 
 
 def _pairs(items: dict[Any, Any], depth: int) -> list[list[Any]]:
     return [[_encode(key, depth), _encode(item, depth)] for key, item in items.items()]
-
-
-def _text(item: Any) -> str:
-    """The text of an item that is not plain data, which no recorder writes."""
-    try:
-        return repr(item)[:200]
-    except Exception:  # noqa: BLE001  # the repr is foreign code
-        return f"<{type(item).__name__}>"
 
 
 def _decode(item: Any, depth: int) -> Any:
@@ -128,14 +121,42 @@ def _decode(item: Any, depth: int) -> Any:
         return SLOT
     if len(item) == 1:
         [(tag, content)] = item.items()
-        reader = _READERS.get(tag)
-        if reader is not None:
-            return reader(content, depth + 1)
+        if tag in _TAGS:
+            return _decode_tagged(tag, content, depth + 1)
     raise Damage(f"{quoted(item)} has no meaning")
 
 
-def _integer(item: Any) -> int:
-    if type(item) is not int or not -_WIDE <= item < _WIDE:
+_TAGS: Final = frozenset("tdyercfi")
+
+
+def _decode_tagged(tag: str, content: Any, depth: int) -> Any:
+    """A tuple, a dict, or a value that JSON lacks."""
+    if tag == "t":
+        return tuple(_items(content, depth))
+    if tag == "d":
+        return _dict(content, depth)
+    if tag == "e":
+        return Elided(_integer(content))
+    if tag == "c":
+        parts = _items(content, depth)
+        if len(parts) != 2 or not all(type(part) is float for part in parts):
+            raise Damage(f"{quoted(content)} is no complex number")
+        return complex(*parts)
+    if tag == "r":
+        if not isinstance(content, list) or len(content) != 2:
+            raise Damage(f"{quoted(content)} is no record")
+        return Record(_string(content[0]), _string_dict(content[1], depth))
+    text = _string(content)
+    if tag == "y":
+        return Symbol(text)
+    try:
+        return struct.unpack(">d", bytes.fromhex(text))[0] if tag == "f" else int(text, 16)
+    except (ValueError, struct.error):
+        raise Damage(f"{quoted(text)} is no {'float' if tag == 'f' else 'number'}") from None
+
+
+def _integer(item: Any) -> Any:
+    if not is_integer(item):
         raise Damage(f"{quoted(item)} is no number")
     return item
 
@@ -146,7 +167,7 @@ def _items(item: Any, depth: int) -> list[Any]:
     return [_decode(part, depth) for part in item]
 
 
-def _string(item: Any, _depth: int = 0) -> str:
+def _string(item: Any) -> str:
     if not isinstance(item, str):
         raise Damage(f"{quoted(item)} is no text")
     return item
@@ -174,47 +195,6 @@ def _string_dict(item: Any, depth: int) -> dict[str, Any]:
     return decoded
 
 
-def _record(item: Any, depth: int) -> Record:
-    if not isinstance(item, list) or len(item) != 2:
-        raise Damage(f"{quoted(item)} is no record")
-    return Record(_string(item[0]), _string_dict(item[1], depth))
-
-
-def _complex(item: Any, depth: int) -> complex:
-    parts = _items(item, depth)
-    if len(parts) != 2 or not all(type(part) is float for part in parts):
-        raise Damage(f"{quoted(item)} is no complex number")
-    return complex(*parts)
-
-
-def _bits(item: Any, _depth: int) -> float:
-    text = _string(item)
-    try:
-        (number,) = struct.unpack(">d", bytes.fromhex(text))
-    except (ValueError, struct.error):
-        raise Damage(f"{quoted(text)} is no float") from None
-    return float(number)
-
-
-def _hex(item: Any, _depth: int) -> int:
-    try:
-        return int(_string(item), 16)
-    except ValueError:
-        raise Damage(f"{quoted(item)} is no number") from None
-
-
-_READERS: Final = {
-    "t": lambda item, depth: tuple(_items(item, depth)),
-    "d": _dict,
-    "y": lambda item, _depth: Symbol(_string(item)),
-    "e": lambda item, _depth: Elided(_integer(item)),
-    "r": _record,
-    "c": _complex,
-    "f": _bits,
-    "i": _hex,
-}
-
-
 T = TypeVar("T")
 
 _MOST_SIZES: Final = 1024
@@ -227,7 +207,7 @@ def dump(row: Any) -> str:
     >>> dump(d.CodeInfo("net.py", "Net.forward", 3))
     '["net.py","Net.forward",3]'
     """
-    return _text_of(_field_values(row))
+    return _text_of(_plain_values(_fields_of(row.__class__)(row)))
 
 
 def load(kind: type[T], text: str) -> T:
@@ -236,34 +216,32 @@ def load(kind: type[T], text: str) -> T:
     >>> load(d.CodeInfo, '["net.py","Net.forward",3]')
     CodeInfo(file='net.py', function='Net.forward', first_line=3)
     """
-    return _row(kind, parse_json(text))
+    row: T = _row(kind, parse_json(text))
+    return row
 
 
-def _make_getter(kind: type) -> Callable[[Any], tuple[Any, ...]]:
-    """What reads all fields of a row."""
+@cache  # there are few kinds of rows, and many rows
+def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    """The function that returns all fields of a row."""
     names = [field.name for field in dataclasses.fields(kind)]
     return attrgetter(*names) if len(names) > 1 else lambda row: tuple(getattr(row, name) for name in names)
 
 
-#: There are few kinds of rows, and many rows.
-_getter: Final[Callable[[Any], Callable[[Any], tuple[Any, ...]]]] = cache(_make_getter)
-
-
-def _field_values(row: Any) -> list[Any]:
-    return _plain_values(_getter(type(row))(row))
-
-
 def _plain_values(values: tuple[Any, ...]) -> list[Any]:
-    return [value if type(value) in _PLAIN else _field_value(value) for value in values]
+    """Values for JSON: tuples and rows inside them become lists."""
+    plain: list[Any] = []
+    for value in values:
+        if type(value) in _PLAIN:
+            plain.append(value)
+        elif isinstance(value, tuple):
+            plain.append(_plain_values(value))
+        else:
+            is_row = dataclasses.is_dataclass(value)
+            plain.append(_plain_values(_fields_of(value.__class__)(value)) if is_row else value)
+    return plain
 
 
-def _field_value(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return _plain_values(value)
-    return _field_values(value) if dataclasses.is_dataclass(value) else value
-
-
-def _row(kind: type[T], items: Any) -> T:
+def _row(kind: Any, items: Any) -> Any:
     needed, readers = _readers(kind)
     if not isinstance(items, list) or not needed <= len(items) <= len(readers):
         raise Damage(f"{quoted(items)} is no {kind.__name__}")
@@ -276,17 +254,12 @@ def _row(kind: type[T], items: Any) -> T:
     return kind(**values)
 
 
-_FieldReaders = tuple[tuple[str, Callable[[Any], Any]], ...]
-
-
-def _find_readers(kind: Any) -> tuple[int, _FieldReaders]:
-    """How many fields a row must have, and what reads each."""
+@cache
+def _readers(kind: Any) -> tuple[int, tuple[tuple[str, Callable[[Any], Any]], ...]]:
+    """The number of fields that a row must have, and the reader of each."""
     fields = dataclasses.fields(kind)
     needed = sum(field.default is dataclasses.MISSING and field.name != "parameters" for field in fields)
     return needed, tuple((field.name, _FIELD_READERS[str(field.type)]) for field in fields)
-
-
-_readers: Final[Callable[[Any], tuple[int, _FieldReaders]]] = cache(_find_readers)
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:
@@ -295,33 +268,26 @@ def _exactly(kind: type) -> Callable[[Any], Any]:
 
 def is_integer(value: Any) -> bool:
     """Whether something is a 64-bit integer; bools are not."""
-    return type(value) is int and -(1 << 63) <= value < 1 << 63
+    return type(value) is int and -_WIDE <= value < _WIDE
 
 
-def _integers(value: Any) -> Any:
-    if isinstance(value, list) and len(value) <= _MOST_SIZES and all(map(is_integer, value)):
-        return tuple(value)
-    return NotImplemented
+def _tuple_of(fits: Callable[[Any], bool], value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) and all(map(fits, value)) else NotImplemented
 
 
-def _strings(value: Any) -> Any:
-    if isinstance(value, list) and all(type(part) is str for part in value):
-        return tuple(value)
-    return NotImplemented
-
-
-def _parameters(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_row(d.ParameterInfo, part) for part in value)
-    return NotImplemented
+def _sizes(value: Any) -> Any:
+    sizes = _tuple_of(is_integer, value)
+    return sizes if sizes is NotImplemented or len(sizes) <= _MOST_SIZES else NotImplemented
 
 
 _FIELD_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "str": _exactly(str),
     "bool": _exactly(bool),
     "int": lambda value: value if is_integer(value) else NotImplemented,
-    "tuple[int, ...]": _integers,
-    "tuple[int, ...] | None": lambda value: None if value is None else _integers(value),
-    "tuple[str, ...]": _strings,
-    "tuple[ParameterInfo, ...]": _parameters,
+    "tuple[int, ...]": _sizes,
+    "tuple[int, ...] | None": lambda value: None if value is None else _sizes(value),
+    "tuple[str, ...]": lambda value: _tuple_of(lambda part: type(part) is str, value),
+    "tuple[ParameterInfo, ...]": lambda value: (
+        tuple(_row(d.ParameterInfo, part) for part in value) if isinstance(value, list) else NotImplemented
+    ),
 }

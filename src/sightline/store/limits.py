@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from sightline.data.forms import Form, Record, Symbol
 from sightline.data.trace_data import TraceData
 from sightline.store.bundle_schema import FREE_BYTES, GROWTH, MAX_LINKS
+from sightline.store.checks import chain_lengths
 from sightline.store.damage import TooLarge
 
 FREE: Final = 4 * FREE_BYTES  #: bytes that the smallest file may take
@@ -32,14 +34,28 @@ class Budget:
         self._taken: dict[str, int] = {}
         self.left = FREE + GROWTH * size
 
-    def take(self, what: str, count: int) -> None:
+    def take(self, part: str, count: int) -> None:
         """Use bytes for a part of the file; reading the same part again is free."""
-        more = count - self._taken.get(what, 0)
+        more = count - self._taken.get(part, 0)
         if more > self.left:
-            raise TooLarge(f"{what} would take more memory than a file of {self._size} bytes may")
+            raise TooLarge(f"{part} would take more memory than a file of {self._size} bytes may")
         if more > 0:
-            self._taken[what] = count
+            self._taken[part] = count
             self.left -= more
+
+
+def inflate(data: bytes, size: int) -> bytes | None:
+    """Decompress data that must have exactly this size; None for any other.
+
+    >>> inflate(zlib.compress(b"abc"), 3), inflate(zlib.compress(b"abc"), 2), inflate(b"abc", 3)
+    (b'abc', None, None)
+    """
+    reader = zlib.decompressobj()
+    try:
+        content = reader.decompress(data, size + 1)
+    except zlib.error:
+        return None
+    return content if len(content) == size and reader.eof else None
 
 
 def json_cost(text: str | bytes) -> int:
@@ -94,9 +110,11 @@ def check_text_size(data: TraceData, kind: str, name: str, column: NDArray[Any],
     else:
         return
     if len(ids) and int(sizes[ids].sum()) > FREE_BYTES + _GROWTH * size:
-        raise TooLarge(f"{kind}/{name} stands for more text than a file of {size} bytes may")
-    if (kind, name) == ("calls", "module") and int(_depths(data)[ids].sum()) > MAX_LINKS + _GROWTH * size:
-        raise TooLarge("its module calls are too deep in the tree of modules to be followed")
+        raise TooLarge(f"{kind}/{name} would print more text than a file of {size} bytes may")
+    if (kind, name) == ("calls", "module"):
+        depths = chain_lengths(np.array([module.parent for module in data.modules], dtype=np.int64))
+        if int(depths[ids].sum()) > MAX_LINKS + _GROWTH * size:
+            raise TooLarge("its module calls are too deep in the tree of modules to be followed")
 
 
 def _sizes(data: TraceData, table: str) -> NDArray[np.int64]:
@@ -106,22 +124,6 @@ def _sizes(data: TraceData, table: str) -> NDArray[np.int64]:
         sizes = np.array([size_of(row) for row in getattr(data, table)], dtype=np.int64)
         data.__dict__[f"_sizes_of_{table}"] = sizes  # the dataclass is frozen
     return sizes
-
-
-def _depths(data: TraceData) -> NDArray[np.int64]:
-    """The depth of each module; `check_modules` has made sure that they are a tree."""
-    depths = [-1] * len(data.modules)
-    for module in range(len(depths)):
-        path = []
-        at = module
-        while at >= 0 and depths[at] < 0:
-            path.append(at)
-            at = data.modules[at].parent
-        depth = depths[at] if at >= 0 else -1
-        for at in reversed(path):
-            depth += 1
-            depths[at] = depth
-    return np.array(depths, dtype=np.int64)
 
 
 def form_size(form: Form) -> int:

@@ -55,7 +55,7 @@ def refuse_as_job(folder: Path) -> None:
 
 
 def make_job_folder(folder: Path) -> None:
-    """Make the folder that the recordings of all ranks go into; any other path needs none."""
+    """Make the folder that the recordings of all ranks go into, if this is the path of a rank."""
     job = folder_of_job(folder)
     if job is not None:
         job.parent.mkdir(parents=True, exist_ok=True)

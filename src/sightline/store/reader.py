@@ -55,20 +55,16 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
             raise UsageError(f"{path} is no sightline recording: {why}.")
         return LoadedTrace.from_database(Database(database))
     if not path.exists():
-        raise UsageError(f"There is no recording {path}{_did_you_mean(path)}")
+        try:
+            others = {other.stem: other for other in path.parent.iterdir() if holds_recording(other)}
+        except OSError:
+            others = {}
+        near = close_names(path.stem, others, 1)
+        hint = f"; did you mean {others[near[0]]}?" if near else "."
+        raise UsageError(f"There is no recording {path}{hint}")
     if path.name == JOURNAL:
         return UnfinishedTrace.from_journal(path)
     return LoadedTrace.from_database(Database(path))
-
-
-def _did_you_mean(missing: Path) -> str:
-    """The end of a sentence: a recording in the same folder with a similar name."""
-    try:
-        recordings = {path.stem: path for path in missing.parent.iterdir() if holds_recording(path)}
-    except OSError:
-        recordings = {}
-    near = close_names(missing.stem, recordings, 1)
-    return f"; did you mean {recordings[near[0]]}?" if near else "."
 
 
 class _LazyColumns:
@@ -117,12 +113,12 @@ class LoadedTrace(d.TraceData):
             columns.__dict__.update(_kind=kind, _rows=database.counts[kind], _read=trace._column)
             attributes[kind] = columns
         with database.guard():
-            attributes["store"] = _store(database)
+            attributes["store"] = _shard_store(database)
         trace.__dict__.update(attributes)  # the dataclass is frozen
         return trace
 
     def close(self) -> None:
-        """Close the file; what was not read by now cannot be read any more."""
+        """Close the file; columns and tables that were not read yet cannot be read any more."""
         self._database.close()
 
     def close_with(self, owner: object) -> None:
@@ -133,7 +129,7 @@ class LoadedTrace(d.TraceData):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many rows each table has, without reading any."""
+        """The number of rows of each table, without reading any."""
         return self._database.counts
 
     @property
@@ -194,18 +190,9 @@ class UnfinishedTrace(LoadedTrace):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many rows each table has."""
-        tables = (
-            *schema.KINDS,
-            "storages",
-            "modules",
-            "codes",
-            "metas",
-            "forms",
-            "names",
-            "steps",
-            "captures",
-        )
+        """The number of rows of each table."""
+        small = ("storages", "modules", "codes", "metas", "forms", "names", "steps", "captures")
+        tables = (*schema.KINDS, *small)
         return {name: len(getattr(self, name)) for name in tables}
 
 
@@ -230,7 +217,7 @@ def _read_column(database: Database, kind: str, name: str) -> Array:
     return column
 
 
-def _store(database: Database) -> ListedShards | None:
+def _shard_store(database: Database) -> ListedShards | None:
     """The store of the captured tensors, if there are any."""
     if not database.counts["captures"]:
         return None
@@ -293,20 +280,20 @@ def _named_list(text: str) -> list[Any]:
     return items
 
 
-def _fact(name: str) -> Callable[[Database], dict[str, Any]]:
+def _fact(
+    name: str, check: Callable[[Mapping[str, Any]], None] | None = None
+) -> Callable[[Database], dict[str, Any]]:
+    """A reader of a dict among the facts."""
+
     def read(database: Database) -> dict[str, Any]:
         fact = json_codec.loads(database.facts[name]) if name in database.facts else {}
         if not isinstance(fact, dict) or not all(type(key) is str for key in fact):
             raise Damage(f"its fact {name!r} is malformed")
+        if check is not None:
+            check(fact)
         return fact
 
     return read
-
-
-def _info(database: Database) -> dict[str, Any]:
-    info = _fact("info")(database)
-    checks.check_info(info)
-    return info
 
 
 class Sources(Mapping[str, str]):
@@ -344,7 +331,7 @@ _TABLES: Final[dict[str, Callable[[Database], Any]]] = {
     "names": _names,
     "storages": lambda database: _read_column(database, *schema.STORAGES),
     "schemas": _schemas,
-    "info": _info,
+    "info": _fact("info", checks.check_info),
     "steps": _rows("steps", d.StepInfo, checks.check_steps),
     "captures": _rows("captures", d.CaptureInfo, checks.check_captures),
     "source_lines": _source_lines,

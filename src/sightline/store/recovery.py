@@ -70,7 +70,7 @@ def finish_recording(
 
 
 def assemble_journal(journal: Journal, tables: Tables, store: Store | None) -> tuple[d.TraceData, Assembler]:
-    """The trace of a whole journal, or with ``last=N`` what its last ops need."""
+    """The trace of a whole journal, or with ``last=N`` the part that its last ops need."""
     count = tables.info.get("last")
     if count is None and journal.lost:
         batches = [journal.batch(number) for number in range(len(journal))]
@@ -103,7 +103,7 @@ def open_journal(path: Path) -> OpenedJournal:
 
 
 def _read_undamaged(path: Path, journal: Journal) -> OpenedJournal:
-    """As many of a journal's undamaged frames as a trace can be made of: all, or the first ones."""
+    """The trace of a journal's undamaged frames: of all, or of as many from the first on as fit together."""
     try:
         return _read(path, journal)
     except TooLarge:
@@ -133,11 +133,19 @@ def _read(path: Path, journal: Journal) -> OpenedJournal:
     checks.check_info(tables.info)
     folder = path.parent / schema.TENSORS
     store = ShardStore(folder, lenient=True) if folder.is_dir() else None
-    _report_lost(tables.info, journal, store)
+    batches = len(journal.lost) + journal.left_out
+    lost = [f"{batches} of its batches"] if batches else []
+    lost += [f"the tensors in {name}" for name in (store.damaged() if store is not None else ())]
+    if lost:
+        info = tables.info
+        info["faults"] = [*info.get("faults", ()), f"Damaged and left out: {', '.join(lost)}."]
+        info["fault_count"] = (info.get("fault_count") or 0) + 1
     data, _ = assemble_journal(journal, tables, store)
     data = sound_part(data)
     check_all(data)
-    _check_texts(data, journal.size)
+    for kind in schema.KINDS:
+        for name in schema.columns_of(kind):
+            check_text_size(data, kind, name, getattr(getattr(data, kind), name), journal.size)
     stored = {info.key for info in store.captures()} if store is not None else set()
     captures = [info for info in data.captures if info.key in stored]  # a kill may have lost the last ones
     sources: dict[str, str] = {}
@@ -148,20 +156,3 @@ def _read(path: Path, journal: Journal) -> OpenedJournal:
             environment = json_codec.loads(head["environment"])
     data = replace(data, captures=captures, store=store if captures else None)
     return OpenedJournal(data, sources, environment)
-
-
-def _report_lost(info: dict[str, Any], journal: Journal, store: ShardStore | None) -> None:
-    """Add to the faults what was recorded and cannot be read."""
-    batches = len(journal.lost) + journal.left_out
-    lost = [f"{batches} of its batches"] if batches else []
-    lost += [f"the tensors in {name}" for name in (store.damaged() if store is not None else ())]
-    if lost:
-        info["faults"] = [*info.get("faults", ()), f"Damaged and left out: {', '.join(lost)}."]
-        info["fault_count"] = (info.get("fault_count") or 0) + 1
-
-
-def _check_texts(data: d.TraceData, size: int) -> None:
-    """No column of a loaded recording stands for more text than its file may hold."""
-    for kind in schema.KINDS:
-        for name in schema.columns_of(kind):
-            check_text_size(data, kind, name, getattr(getattr(data, kind), name), size)

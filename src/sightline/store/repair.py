@@ -1,4 +1,4 @@
-"""``repair``: make a bundle of what a killed process left behind, and remove its temporary files."""
+"""``repair``: make a bundle of the journal of a killed process, and remove its temporary files."""
 
 from __future__ import annotations
 
@@ -43,25 +43,17 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
     elif journal.exists():
         data = load(folder)  # its sound part
         done.append(f"Finished {save_columns(data, WholeColumns(data), folder, sweep=(JOURNAL,))}.")
-    left = _temporary_files(folder)
+    left = [item for item in folder.iterdir() if item.name.startswith(_TEMPORARY)]
+    tensors = folder / schema.TENSORS
+    if tensors.is_dir() and not tensors.is_symlink():
+        hidden = [item for item in tensors.iterdir() if item.name.startswith(".")]
+        left += [one for one in hidden if one.name.startswith(_TEMPORARY) or one.name.endswith(UNFINISHED)]
     for item in left:
         with contextlib.suppress(OSError):
             shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
     if left:
         done.append(f"Removed {len(left)} unfinished file{'s' if len(left) > 1 else ''}.")
     return done
-
-
-def _temporary_files(folder: Path) -> list[Path]:
-    """Files that were being written when their process ended."""
-    files = [item for item in folder.iterdir() if item.name.startswith(_TEMPORARY)]
-    tensors = folder / schema.TENSORS
-    if tensors.is_dir() and not tensors.is_symlink():
-        hidden = [item for item in tensors.iterdir() if item.name.startswith(".")]
-        files += [
-            item for item in hidden if item.name.startswith(_TEMPORARY) or item.name.endswith(UNFINISHED)
-        ]
-    return sorted(files)
 
 
 def is_being_recorded(folder: Path) -> bool:

@@ -11,9 +11,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from sightline.data.trace_data import CaptureInfo, Store
+from sightline.data.trace_data import Bytes, CaptureInfo, Store
 from sightline.errors import DamagedFile
-from sightline.store.shards.direct_file import Bytes
 from sightline.store.shards.shard_file import is_shard, shard_name
 from sightline.store.shards.stores import ShardStore
 from sightline.store.shards.writer import ShardWriter
@@ -53,7 +52,10 @@ class ShardInstall:
         self._new_paths: list[Path] = []
 
     def install(self, captures: Sequence[CaptureInfo], store: Store | None) -> list[str]:
-        """Put every captured tensor into a shard of the folder; returns the names of the shards."""
+        """Put every captured tensor into a shard of the folder; returns the names of the shards.
+
+        Tensors in memory go to a temporary folder first, and are moved when all shards are complete.
+        """
         if not captures or store is None:
             return []
         self._folder.mkdir(0o700, parents=True, exist_ok=True)
@@ -61,31 +63,26 @@ class ShardInstall:
             if store._folder.resolve() == self._folder.resolve():
                 return store.names()
             return [self._link_or_copy(shard.path) for shard in store._shards]
-        return self._write(captures, store)
+        names = []
+        temporary = self._folder / f".saving-{os.getpid()}-{os.urandom(4).hex()}"
+        try:
+            with ShardWriter(temporary) as writer:
+                for info in captures:
+                    writer.put(info.key, info.dtype, info.shape, store.read(info.key), info)
+            for source in sorted(temporary / name for name in os.listdir(temporary) if is_shard(name)):
+                sync(source)
+                target = self._reserve_path()
+                os.replace(source, target)
+                names.append(target.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return names
 
     def undo(self) -> None:
         """Remove the new shards."""
         for path in self._new_paths:
             path.unlink(missing_ok=True)
         self._new_paths.clear()
-
-    def _write(self, captures: Sequence[CaptureInfo], store: Store) -> list[str]:
-        """Write tensors from memory to a temporary folder, and move the shards when all are complete."""
-        temporary = self._folder / f".saving-{os.getpid()}-{os.urandom(4).hex()}"
-        try:
-            with ShardWriter(temporary) as writer:
-                for info in captures:
-                    writer.put(info.key, info.dtype, info.shape, store.read(info.key), info)
-            names = sorted(name for name in os.listdir(temporary) if is_shard(name))
-            return [self._move(temporary / name) for name in names]
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-    def _move(self, source: Path) -> str:
-        sync(source)
-        target = self._reserve_path()
-        os.replace(source, target)
-        return target.name
 
     def _link_or_copy(self, source: Path) -> str:
         """Install a shard of another folder: as a hard link where that works, else as a copy."""
@@ -119,6 +116,9 @@ class ShardInstall:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file is on the disk: the database that lists it must not get there first."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    """Wait until a file or a folder is on the disk: the database that lists it must not get there first."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

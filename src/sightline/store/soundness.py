@@ -1,7 +1,7 @@
-"""`sound_part`: what can be saved and opened of a recording that contradicts itself.
+"""`sound_part`: the part that can be saved and opened of a recording that contradicts itself.
 
 The recorder should never write such a recording. Where it does, the rest is worth keeping: references that
-the checks of a bundle would refuse become unknown, and ``info["contradictions"]`` says what is wrong.
+the checks of a bundle would refuse become unknown, and ``info["contradictions"]`` names the faults.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.trace_data import ModuleInfo, TensorMeta, TraceData
+from sightline.data.trace_data import TensorMeta, TraceData
 from sightline.data.validate import contradictions
 from sightline.schema.columns import Column, all_columns
 from sightline.store import bundle_schema as schema
@@ -24,7 +24,7 @@ from sightline.store.journal import UNKNOWN_ROWS
 Array = NDArray[Any]
 
 _MOST_TEXTS: Final = 20  #: sentences that are kept
-#: Tables whose rows may be stood in for by one that says nothing.
+#: The row of each table that stands in for a lost or invalid one.
 _UNKNOWN: Final[dict[str, Any]] = {**UNKNOWN_ROWS, "names": "?"}
 
 
@@ -57,7 +57,7 @@ def warn_if_unsound(data: TraceData, path: str) -> None:
 
 
 def _counts(data: TraceData) -> dict[str, int]:
-    """How many rows each table has, as a bundle states them."""
+    """The number of rows of each table, as a bundle states it."""
     tables = (*schema.KINDS, "storages", "names", "codes", "metas", "forms", "modules")
     counts = {name: len(getattr(data, name)) for name in tables}
     for kind, lists in (("ops", data.ops), ("calls", data.calls)):
@@ -80,19 +80,26 @@ def check_all(data: TraceData) -> None:
 
 
 def _repaired(data: TraceData) -> TraceData:
-    """A copy without what the checks refuse."""
+    """A copy without the parts that the checks refuse."""
     for kind in ("ops", "calls"):
         data = replace(data, **{kind: _with_valid_lists(getattr(data, kind), len(data.values))})
     stats = data.stats
     if not ((stats.value < len(data.values)) & (np.diff(stats.value, prepend=-1) > 0)).all():
-        # None at all are better than those of another value.
+        # No statistics are better than those of another value.
         data = replace(data, stats=type(stats)(*(getattr(stats, one.name)[:0] for one in fields(stats))))
     for column in all_columns():
         if column.is_reference:
             data = _with_valid_references(data, column)
-    data = replace(
-        data, metas=[_valid_meta(meta) for meta in data.metas], modules=_valid_modules(data.modules)
-    )
+    unknown: TensorMeta = _UNKNOWN["metas"]
+    metas = [meta if _passes(checks.check_metas, [meta]) else unknown for meta in data.metas]
+    count = len(data.modules)
+    modules = [
+        one if -1 <= one.parent < count and 0 <= one.root < count else replace(one, parent=-1, root=at)
+        for at, one in enumerate(data.modules)
+    ]
+    if not _passes(checks.check_modules, modules):  # they are no tree
+        modules = [replace(one, parent=-1, root=at) for at, one in enumerate(modules)]
+    data = replace(data, metas=metas, modules=modules)
     calls, count = data.calls, len(data.ops)
     first = np.clip(calls.first_op, 0, count).astype(calls.first_op.dtype)
     end = np.clip(calls.end_op, first, count).astype(calls.end_op.dtype)
@@ -116,28 +123,8 @@ def _passes(check: Any, *arguments: Any) -> bool:
     return True
 
 
-def _valid_meta(meta: TensorMeta) -> TensorMeta:
-    unknown: TensorMeta = _UNKNOWN["metas"]
-    return meta if _passes(checks.check_metas, [meta]) else unknown
-
-
-def _valid_modules(modules: list[ModuleInfo]) -> list[ModuleInfo]:
-    """The modules; where they are no tree, as a list of unrelated ones."""
-    modules = [
-        one if -1 <= one.parent < len(modules) and 0 <= one.root < len(modules) else _alone(one, at)
-        for at, one in enumerate(modules)
-    ]
-    if _passes(checks.check_modules, modules):
-        return modules
-    return [_alone(one, at) for at, one in enumerate(modules)]
-
-
-def _alone(module: ModuleInfo, at: int) -> ModuleInfo:
-    return replace(module, parent=-1, root=at)
-
-
 def _with_valid_lists(columns: Any, values: int) -> Any:
-    """Ops or calls whose inputs and outputs exist; lists that cannot be told apart are empty."""
+    """Ops or calls whose inputs and outputs exist; lists that do not fit their offsets are empty."""
     changed: dict[str, Array] = {}
     for name in ("input", "output"):
         offsets, flat = getattr(columns, f"{name}_offsets"), getattr(columns, f"{name}s")

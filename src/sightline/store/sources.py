@@ -9,7 +9,6 @@ otherwise show single lines. A loaded recording shows this text and reads no fil
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from sightline.data.file_owners import installed_file, python_file, torch_file
@@ -43,7 +42,13 @@ def collect_sources(data: TraceData) -> dict[str, SourceText]:
             continue
         size = sum(map(len, lines))
         whole = not _is_plumbing(file) and size <= min(MAX_SOURCE, room)
-        text = "".join(lines) if whole else _with_lines(lines, ran[file])
+        if not whole:  # only the lines that ran, the others blank
+            numbers = [number for number in ran[file] if 0 < number <= len(lines)]
+            kept = ["\n"] * max(numbers, default=0)
+            for number in numbers:
+                kept[number - 1] = lines[number - 1]
+            lines = kept
+        text = "".join(lines)
         if len(text) <= min(MAX_SOURCE, room):
             room -= len(text)
             texts[file] = SourceText(text, whole)
@@ -72,15 +77,6 @@ def _lines_that_ran(data: TraceData) -> dict[str, set[int]]:
         for line, end in spans:
             lines.update(range(line, min(max(end, line), line + _MOST_LINES) + 1))
     return ran
-
-
-def _with_lines(lines: list[str], numbers: Iterable[int]) -> str:
-    """A text with only certain lines, the others blank."""
-    present = sorted(number for number in numbers if 0 < number <= len(lines))
-    text = ["\n"] * (present[-1] if present else 0)
-    for number in present:
-        text[number - 1] = lines[number - 1]
-    return "".join(text)
 
 
 def _is_plumbing(file: str) -> bool:

@@ -43,7 +43,7 @@ PRIVATE: Final = ("torch", "python", "pid")
 def save(
     data: TraceData, path: str | os.PathLike[str], *, source: bool = True, environment: bool = True
 ) -> str:
-    """Write a trace to the bundle at ``path``; returns one line that says what went in.
+    """Write a trace to the bundle at ``path``; returns one line that summarizes it.
 
     ``source=False`` leaves out the text of the source files, ``environment=False`` versions, host and command
     line. An existing bundle is replaced atomically, whatever recording it holds; any other folder that is not
@@ -71,7 +71,7 @@ class WholeColumns:
         self._data = data
 
     def size(self, kind: str, name: str) -> int:
-        """How many numbers a column has; for offsets, how many lists."""
+        """The length of a column; of offsets, the number of lists."""
         return len(self._column(kind, name)) - name.endswith("_offsets")
 
     def _column(self, kind: str, name: str) -> Any:
@@ -98,7 +98,7 @@ class DiskColumns:
         self._whole = WholeColumns(data)
 
     def size(self, kind: str, name: str) -> int:
-        """How many numbers a column has; for offsets, how many lists."""
+        """The length of a column; of offsets, the number of lists."""
         return self._whole.size(kind, name) if kind == "frames" else self._sink.size(kind, name)
 
     def checked_chunks(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
@@ -147,7 +147,8 @@ def save_columns(
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise CaptureError(f"{folder} could not be written: {why.rstrip('.')}.") from error
         raise
-    _sync_folder(folder)
+    with contextlib.suppress(OSError):  # not every system can do that
+        sync(folder)  # the new name is on the disk too
     old = [*sweep, *(f"{schema.TENSORS}/{name}" for name in before - set(shards))]
     for name in old:
         with contextlib.suppress(OSError):  # a file that stays is ignored
@@ -190,7 +191,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 
 
 def _shards_of(database: Path) -> set[str]:
-    """The shards of the bundle that is about to be replaced; none if it cannot be read."""
+    """The names of the shards of the bundle that is about to be replaced; no names if it cannot be read."""
     if not database.exists():
         return set()
     try:
@@ -251,7 +252,18 @@ def _write_tables(
     sources: Mapping[str, SourceText],
 ) -> tuple[dict[str, int], dict[str, int]]:  # fmt: skip
     """Write every table; returns how many rows each has, and the checksums of the texts."""
-    texts = _texts(data, shards)
+    texts = {
+        "names": [json_codec.dumps(name) for name in data.names],
+        "codes": [json_codec.dump(code) for code in data.codes],
+        "files": [json_codec.dumps([file, info.mtime_ns, info.size]) for file, info in data.files.items()],
+        "metas": [json_codec.dump(meta) for meta in data.metas],
+        "forms": [json_codec.dump_form(form) for form in data.forms],
+        "schemas": [json_codec.dumps([name, *arguments]) for name, arguments in data.schemas.items()],
+        "modules": [json_codec.dump(module) for module in data.modules],
+        "steps": [json_codec.dump(step) for step in data.steps],
+        "captures": [json_codec.dump(info) for info in data.captures],
+        "shards": [json_codec.dumps(name) for name in shards],
+    }
     counts = {name: len(rows) for name, rows in texts.items()} | {"sources": len(sources)}
     for kind in schema.KINDS:
         counts[kind] = columns.size(kind, next(iter(schema.columns_of(kind))))
@@ -269,28 +281,14 @@ def _write_tables(
     for table, rows in texts.items():
         connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", enumerate(rows))  # noqa: S608  # ours
     labels: list[str] = []
-    for id, file, whole, size, packed in _source_rows(sources):
-        connection.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", (id, file, whole, size, packed))
-        labels.append(source_label(file, whole, size))
+    for id, (file, source) in enumerate(sources.items()):
+        raw = source.text.encode("utf-8", "surrogatepass")
+        name, whole, size = json_codec.dumps(file), int(source.whole), len(raw)
+        row = (id, name, whole, size, zlib.compress(raw))
+        connection.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", row)
+        labels.append(source_label(name, whole, size))
     sums = {table: texts_checksum(rows) for table, rows in texts.items()}
     return counts, {**sums, "sources": texts_checksum(labels)}
-
-
-def _texts(data: TraceData, shards: list[str]) -> dict[str, list[str]]:
-    """The small tables as JSON."""
-    texts = {
-        "names": [json_codec.dumps(name) for name in data.names],
-        "codes": [json_codec.dump(code) for code in data.codes],
-        "files": [json_codec.dumps([file, seen.mtime_ns, seen.size]) for file, seen in data.files.items()],
-        "metas": [json_codec.dump(meta) for meta in data.metas],
-        "forms": [json_codec.dump_form(form) for form in data.forms],
-        "schemas": [json_codec.dumps([name, *arguments]) for name, arguments in data.schemas.items()],
-        "modules": [json_codec.dump(module) for module in data.modules],
-        "steps": [json_codec.dump(step) for step in data.steps],
-        "captures": [json_codec.dump(info) for info in data.captures],
-        "shards": [json_codec.dumps(name) for name in shards],
-    }
-    return {name: texts[name] for name in schema.TEXTS}
 
 
 def _write_column(
@@ -303,27 +301,11 @@ def _write_column(
         at += len(part)
 
 
-def _source_rows(sources: Mapping[str, SourceText]) -> Iterator[tuple[int, str, int, int, bytes]]:
-    for id, (file, (text, whole)) in enumerate(sources.items()):
-        raw = text.encode("utf-8", "surrogatepass")
-        yield id, json_codec.dumps(file), int(whole), len(raw), zlib.compress(raw)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the new name is on the disk too, where the system can do that."""
-    with contextlib.suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
 def _summary(
     folder: Path, data: TraceData, counts: Mapping[str, int], sources: Mapping[str, SourceText],
     environment: Mapping[str, Any],
 ) -> str:  # fmt: skip
-    """The line that says what went into a bundle."""
+    """The line about a bundle: its contents and its size."""
     parts = [_counted(counts["ops"], "op"), _counted(counts["calls"], "module call")]
     if data.captures:
         size = sum(nbytes_of(info.dtype, info.shape) or 0 for info in data.captures)
@@ -337,8 +319,8 @@ def _summary(
     return f"{folder}: {', '.join(parts)}{with_}; {bytes_text(size)}"
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def amend_info(folder: Path, more: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from sightline.recording import engine_choice
 from sightline.recording.native import builder as compilation
 from sightline.recording.native import compiler as toolchain
 from sightline.recording.native import engine as build
@@ -20,11 +21,11 @@ from tests.recording.native.stand_in import FakeCompiler, builder, write_sources
 @pytest.fixture
 def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No test sees the user's cache or choices, nor what another test has loaded."""
-    for name in ("CXX", "XDG_CACHE_HOME", build.ENGINE, toolchain.SANITIZE, "STAND_IN"):
+    for name in ("CXX", "XDG_CACHE_HOME", engine_choice.ENGINE, toolchain.SANITIZE, "STAND_IN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setattr(build, "_outcome", None)
-    monkeypatch.setattr(build, "_has_warned", False)
+    monkeypatch.setattr(engine_choice, "_has_warned", False)
     monkeypatch.setitem(sys.modules, NAME, ModuleType(NAME))  # restores what was there
 
 

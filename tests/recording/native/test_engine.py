@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from sightline.cli import main
 from sightline.errors import UsageError
+from sightline.recording import engine_choice
 from sightline.recording.native import engine as build
 from sightline.recording.native.builder import NAME
 from sightline.recording.native.trusted_files import CACHE
@@ -27,100 +28,100 @@ def stand_in(fake: FakeCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch)
 
 class TestTheChoice:
     def test_auto_is_native_where_it_can_be_built(self) -> None:
-        assert build.resolve_engine("auto") == build.resolve_engine("native") == "native"
+        assert engine_choice.resolve_engine("auto") == engine_choice.resolve_engine("native") == "native"
         assert build.load().answer() == 42
         assert sys.modules[NAME] is build.load()
 
     def test_python_builds_nothing(self, fake: FakeCompiler) -> None:
-        assert build.resolve_engine("python") == "python"
+        assert engine_choice.resolve_engine("python") == "python"
         assert fake.calls == 0
 
     def test_auto_is_python_where_it_cannot(self, fake: FakeCompiler) -> None:
         fake.does("exit 1")
-        assert build.resolve_engine("auto") == "python"
-        assert "did not compile with fake++ 1.0" in sentence(lambda: build.resolve_engine("native"))
+        assert engine_choice.resolve_engine("auto") == "python"
+        assert "did not compile with fake++ 1.0" in sentence(lambda: engine_choice.resolve_engine("native"))
         assert fake.calls == 1
 
     @pytest.mark.parametrize("engine", ["native", "python"])
     def test_auto_follows_the_environment(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(build.ENGINE, engine)
-        assert build.resolve_engine("auto") == engine
-        assert build.resolve_engine("python") == "python"
-        assert build.resolve_engine("native") == "native"
+        monkeypatch.setenv(engine_choice.ENGINE, engine)
+        assert engine_choice.resolve_engine("auto") == engine
+        assert engine_choice.resolve_engine("python") == "python"
+        assert engine_choice.resolve_engine("native") == "native"
 
     def test_native_in_the_environment_is_held_to(
         self, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fake.does("exit 1")
-        monkeypatch.setenv(build.ENGINE, "native")
-        assert "did not compile" in sentence(lambda: build.resolve_engine("auto"))
-        assert build.status().reason.startswith(
+        monkeypatch.setenv(engine_choice.ENGINE, "native")
+        assert "did not compile" in sentence(lambda: engine_choice.resolve_engine("auto"))
+        assert engine_choice.engine_status().reason.startswith(
             "SIGHTLINE_ENGINE=native is set, so that nothing can be recorded. The native engine did not "
         )
 
     def test_a_wrong_word_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError, match=r"^engine='fast' is not a choice; engine is one of 'auto', "):
-            build.resolve_engine("fast")
-        monkeypatch.setenv(build.ENGINE, "fast")
+            engine_choice.resolve_engine("fast")
+        monkeypatch.setenv(engine_choice.ENGINE, "fast")
         text = r"^SIGHTLINE_ENGINE='fast' is not a choice; it is one of 'auto', 'native', 'python'\.$"
         with pytest.raises(UsageError, match=text):
-            build.resolve_engine("auto")
-        assert build.resolve_engine("python") == "python"
+            engine_choice.resolve_engine("auto")
+        assert engine_choice.resolve_engine("python") == "python"
 
     def test_a_fault_of_the_build_does_not_end_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail() -> None:
             raise ZeroDivisionError("oh")
 
         monkeypatch.setattr(build, "_builder", fail)
-        assert build.resolve_engine("auto") == "python"
+        assert engine_choice.resolve_engine("auto") == "python"
         assert sentence(build.load) == "The native engine cannot be built (ZeroDivisionError: oh)."
 
 
 class TestStatus:
     def test_before_and_after_a_build(self, fake: FakeCompiler, cache: Path) -> None:
-        before = build.status()
+        before = engine_choice.engine_status()
         assert (before.engine, before.path, fake.calls) == ("native", None, 0)
         assert before.reason == (
             "It is built when it is first used, in 15 to 60 s; `sightline engine --build` builds it now."
         )
-        after = build.status(build=True)
+        after = engine_choice.engine_status(build=True)
         assert after.engine == "native"
         assert after.reason == "It is built for this torch and this Python, and loads."
         assert after.path is not None
         assert after.path.is_relative_to(cache)
         assert (after.torch, after.compiler, after.cache) == (torch.__version__, "fake++ 1.0", cache)
-        assert build.status() == after
+        assert engine_choice.engine_status() == after
         assert fake.calls == 1
 
     def test_of_a_failure_until_it_is_built_again(
         self, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fake.does("exit 1")
-        failed = build.status(build=True)
+        failed = engine_choice.engine_status(build=True)
         assert (failed.engine, failed.path) == ("python", None)
         assert "did not compile" in failed.reason
         monkeypatch.setattr(build, "_outcome", None)  # as in another process
-        assert build.status() == failed
+        assert engine_choice.engine_status() == failed
         assert fake.calls == 1
         fake.does()
-        assert build.status(build=True).path is not None
+        assert engine_choice.engine_status(build=True).path is not None
 
     def test_of_a_full_disk_is_not_that_it_will_be_built(self, fake: FakeCompiler) -> None:
         fake.does("echo 'No space left on device'; exit 1")
-        assert "(No space left on device)" in build.status(build=True).reason
+        assert "(No space left on device)" in engine_choice.engine_status(build=True).reason
 
     def test_a_file_that_does_not_load_is_built_again_when_asked(
         self, sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = builder(sources, cache).build()
         path.write_bytes(b"no library")
-        assert "cannot be loaded" in build.status().reason
+        assert "cannot be loaded" in engine_choice.engine_status().reason
         monkeypatch.setattr(build, "_outcome", None)
-        assert build.status(build=True).path == path
+        assert engine_choice.engine_status(build=True).path == path
 
     def test_where_python_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(build.ENGINE, "python")
-        found = build.status()
+        monkeypatch.setenv(engine_choice.ENGINE, "python")
+        found = engine_choice.engine_status()
         assert (found.engine, found.reason) == ("python", "SIGHTLINE_ENGINE=python is set.")
 
     def test_where_nothing_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ class TestStatus:
         monkeypatch.setattr(Path, "home", no_home)
         monkeypatch.delenv(CACHE)
         monkeypatch.setenv("CXX", "no-such-compiler")
-        found = build.status()
+        found = engine_choice.engine_status()
         assert (found.engine, found.compiler, found.cache) == ("python", None, None)
         assert found.reason == (
             "The native engine has no folder to be built in, because this user has no home: set "
@@ -176,7 +177,7 @@ class TestTheCommand:
         assert again.stdout.startswith("engine    python\nwhy       The native engine did not compile")
 
     def test_a_wrong_choice_in_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(build.ENGINE, "fast")
+        monkeypatch.setenv(engine_choice.ENGINE, "fast")
         result = self.run()
         assert result.exit_code == 1
         assert result.output.startswith("Error: SIGHTLINE_ENGINE='fast' is not a choice; ")

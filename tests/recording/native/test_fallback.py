@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import sightline as sl
+from sightline.recording import engine_choice
 from sightline.recording.native import compiler
-from sightline.recording.native import engine as build
 from sightline.recording.native.builder import NAME
 from tests.recording.native.comparison import SOURCE
 from tests.recording.native.stand_in import FakeCompiler
@@ -78,7 +78,7 @@ def test_an_engine_that_was_asked_for_is_only_named(
     by: str, no_compiler: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if by == "environment":
-        monkeypatch.setenv(build.ENGINE, "python")
+        monkeypatch.setenv(engine_choice.ENGINE, "python")
     text = first_screen(**({"engine": "python"} if by == "argument" else {}))
     assert "· engine=python ·" in text
     assert "slower" not in text

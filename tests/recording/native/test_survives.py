@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
-from sightline.recording.native import engine as build
+from sightline.recording.engine_choice import engine_status
 from tests.recording.native.comparison import aten, prints, record, unchanged
 
-if build.status(build=True).engine != "native":
+if engine_status(build=True).engine != "native":
     pytest.skip("the native engine cannot be built here", allow_module_level=True)
 
 LINEAR = nn.Linear(4, 4)

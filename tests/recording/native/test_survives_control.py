@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.recording.native import engine as build
+from sightline.recording.engine_choice import engine_status
 from tests.recording.native.comparison import aten, prints
 
-if build.status(build=True).engine != "native":
+if engine_status(build=True).engine != "native":
     pytest.skip("the native engine cannot be built here", allow_module_level=True)
 
 X = torch.ones(2, 4)

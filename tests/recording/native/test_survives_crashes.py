@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from sightline.recording.native import engine as build
+from sightline.recording.engine_choice import engine_status
 from tests.recording.native.comparison import POISON, prints, program
 
-if build.status(build=True).engine != "native":
+if engine_status(build=True).engine != "native":
     pytest.skip("the native engine cannot be built here", allow_module_level=True)
 
 STOPPED_BY_PYTHON = """
@@ -148,7 +148,7 @@ t.validate()
     ids=["a finalizer", "sizes of a subclass", "layout of a subclass"],
 )
 def test_python_code_that_runs_in_between(code: str, printed: str) -> None:
-    assert prints("import faulthandler; faulthandler.dump_traceback_later(12, exit=True)\n" + code) == [
+    assert prints("import faulthandler; faulthandler.dump_traceback_later(50, exit=True)\n" + code) == [
         printed
     ]
 

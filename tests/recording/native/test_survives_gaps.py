@@ -12,10 +12,10 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sightline as sl
-from sightline.recording.native import engine as build
+from sightline.recording.engine_choice import engine_status
 from tests.recording.native.comparison import aten, record, unchanged
 
-if build.status(build=True).engine != "native":
+if engine_status(build=True).engine != "native":
     pytest.skip("the native engine cannot be built here", allow_module_level=True)
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sightline as sl
-from sightline.recording.native import engine as build
+from sightline.recording.engine_choice import engine_status
 from tests.recording.native.comparison import api, prints, record
 
-if build.status(build=True).engine != "native":
+if engine_status(build=True).engine != "native":
     pytest.skip("the native engine cannot be built here", allow_module_level=True)
 
 

@@ -253,7 +253,7 @@ def test_a_second_recording_needs_another_name(tmp_path: Path) -> None:
 
 
 def test_a_path_or_a_name_that_is_none() -> None:
-    with pytest.raises(UsageError, match=r"^path=3 must be a path\.$"):
+    with pytest.raises(UsageError, match=r"^path=3 must be a path, or sl\.Bundle\(…\)\.$"):
         sl.trace(path=3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"^name=a Tensor must be a string\.$"):
         sl.trace(name=torch.ones(99))  # type: ignore[arg-type]

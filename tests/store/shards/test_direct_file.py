@@ -15,8 +15,9 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sightline.data.trace_data import Bytes
 from sightline.store.shards import direct_file, shard_file
-from sightline.store.shards.direct_file import PAGE, Bytes, DirectFile, address_of
+from sightline.store.shards.direct_file import PAGE, DirectFile, address_of
 from sightline.store.shards.stores import ShardStore
 from sightline.store.shards.writer import DIRECT_BYTES, ShardWriter
 from tests.store.shards.captured import capture, put, some_bytes

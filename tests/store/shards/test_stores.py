@@ -76,7 +76,7 @@ def test_captures_come_in_their_order_over_all_shards(tmp_path: Path) -> None:
     assert store.captures() == infos
 
 
-def test_temporary_and_other_files_are_not_looked_at(tmp_path: Path) -> None:
+def test_temporary_and_other_files_are_gap_texts(tmp_path: Path) -> None:
     info = capture()
     written(tmp_path, info)
     for name in (".000007.safetensors.part", "x.safetensors", "q.pt", "notes.txt"):
@@ -136,8 +136,8 @@ HOSTILE: dict[str, tuple[Callable[[Header], Any], str]] = {
     "gap": (entry(KEYS[0], data_offsets=[0, 4], shape=[1]), "'b/output/0/0' leaves a gap before it"),
     "beyond": (entry(KEYS[1], data_offsets=[8, 800]), "'b/output/0/0' ends at byte 800 of 16"),
     "negative": (entry(KEYS[1], data_offsets=[-8, 8]), "is not described by a dtype, a shape and offsets"),
-    "backwards": (entry(KEYS[1], data_offsets=[16, 8]), "has offsets that are no range"),
-    "three offsets": (entry(KEYS[1], data_offsets=[8, 9, 16]), "has offsets that are no range"),
+    "backwards": (entry(KEYS[1], data_offsets=[16, 8]), "has invalid offsets"),
+    "three offsets": (entry(KEYS[1], data_offsets=[8, 9, 16]), "has invalid offsets"),
     "floats": (entry(KEYS[1], shape=[2.0]), "is not described by"),
     "true": (entry(KEYS[1], shape=[True, 2]), "is not described by"),
     "huge": (entry(KEYS[1], shape=[1 << 62, 1 << 62]), "has 8 bytes, which do not make F32 of its shape"),
@@ -153,7 +153,7 @@ HOSTILE: dict[str, tuple[Callable[[Header], Any], str]] = {
     "no captures": (metadata(captures=None), "it has no list of captures"),
     "bad captures": (metadata(captures="[" * 100_000), "its list of captures is not valid JSON"),
     "fewer captures": (metadata(captures="[]"), "its tensors are not those of its list of captures"),
-    "no capture": (metadata(captures="[1, 2]"), "its list of captures has an entry that is none"),
+    "no capture": (metadata(captures="[1, 2]"), "its list of captures has an invalid entry"),
     "other key": (described(module="c"), "its tensors are not those of its list of captures"),
     "number as name": (described(name=7), "a capture has the name 7"),
     "true as call": (described(call=True), "a capture has the call True"),
@@ -196,7 +196,7 @@ def test_a_hostile_header_is_one_sentence_with_the_file_and_the_reason(fault: st
         (struct.pack("<Q", 2) + b"\xff\xfe", "its header is not valid JSON"),
         (struct.pack("<Q", 100_000) + b"[" * 100_000, "its header is not valid JSON (RecursionError)"),
         (struct.pack("<Q", 10_007) + b'{"a": ' + b"9" * 10_000 + b"}", "its header is not valid JSON"),
-        (struct.pack("<Q", 16) + b'{"a": 1, "a": 2}', "'a' is there twice"),
+        (struct.pack("<Q", 16) + b'{"a": 1, "a": 2}', "'a' appears twice"),
         (bytes(4096), "its header is not valid JSON"),  # what a writer leaves that was killed
     ],
 )

@@ -219,7 +219,7 @@ writer = ShardWriter(folder)
 put(writer, capture())
 while not list(folder.glob("*.safetensors")): time.sleep(0.01)
 put(writer, capture("late"))
-time.sleep(0.1)
+while not list(folder.glob(".*.part")): time.sleep(0.01)
 os.kill(os.getpid(), 9)
 """
     with run(script, tmp_path) as process:

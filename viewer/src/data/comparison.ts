@@ -78,7 +78,7 @@ export class Comparison {
     return this.kind.length;
   }
 
-  /** The row of the first divergence; -1 where there is none. */
+  /** The row of the first divergence; -1 without one. */
   get firstRow(): number {
     return this.firstOf((row) => this.first[row] === 1 && this.kind[row] === OP_ROW);
   }

@@ -1,12 +1,12 @@
-// The data flow between rows of the tree: who made what somebody else reads.
+// The data flow between rows of the tree: edges from the producers of values to their consumers.
 
 import { CALL, GROUP, LINE, OP, PHASE, STEP, type Recording } from "./recording";
 
-/** A node: a row of the tree, a value that came from outside, or what goes out. */
+/** A node: a row of the tree, a value that comes from outside, or one that leaves the graph. */
 export interface GraphNode {
   id: string;
   row: number;
-  /** Of what came from outside or goes out. */
+  /** Of a value that comes from outside or leaves the graph. */
   value: number;
   role: "row" | "input" | "output";
   /** The id of the box it is drawn in; empty for the outermost. */
@@ -37,7 +37,7 @@ const FEW_NODES = 5; // a graph with fewer leaves most of the screen empty
 const MOST_EXPANDED = 16; // nodes that are still read at a glance
 const PLAIN_LINE = 12; // a line with more ops than that stays one node
 
-/** The row whose inside is drawn when a row is selected: itself if it holds others, else what is around it. */
+/** The row whose inside is drawn when a row is selected: itself if it holds others, else the row around it. */
 export function graphScope(recording: Recording, row: number): number {
   let at = row;
   while (at >= 0 && (recording.kind[at] === OP || recording.kind[at] === LINE)) at = recording.parent[at];
@@ -68,7 +68,7 @@ function place(recording: Recording, row: number, box: string, expanded: Readonl
   }
 }
 
-/** Whether a node can be expanded: an op is drawn as one thing, whatever ran inside it. */
+/** Whether a node can be expanded: an op is one node, whatever ran inside it. */
 export function canExpand(recording: Recording, row: number): boolean {
   return recording.kind[row] !== OP && !recording.isLeaf(row);
 }
@@ -140,7 +140,7 @@ function isWeight(recording: Recording, value: number): boolean {
   return recording.valueProducer[value] < 0 && base >= 0 && isWeight(recording, base);
 }
 
-/** Whether a value comes from outside the rows: made before them, or by nothing that was recorded. */
+/** Whether a value comes from outside the rows: it was produced before them, or by no recorded op. */
 function isOuterInput(recording: Recording, value: number, first: number, end: number): boolean {
   const producer = recording.valueProducer[value];
   if (producer < 0) return true;
@@ -148,7 +148,7 @@ function isOuterInput(recording: Recording, value: number, first: number, end: n
   return row < first || row >= end;
 }
 
-/** The row that a graph opens with: the first module that holds more than one thing. */
+/** The row that a graph opens with: the first module with more than one row in it. */
 export function firstScope(recording: Recording): number {
   let at = -1;
   for (;;) {
@@ -160,7 +160,7 @@ export function firstScope(recording: Recording): number {
   }
 }
 
-/** What a graph opens expanded: where it would show a few nodes only, one that holds more and takes most time. */
+/** The rows that a graph opens expanded: of a graph with few nodes, the module call that takes most of the time. */
 export function firstExpanded(recording: Recording, scope: number): Set<number> {
   const rows = recording.children(scope);
   const total = rows.reduce((sum, row) => sum + recording.time[row], 0);

@@ -1,4 +1,4 @@
-// What costs most: rows of the tree as boxes whose widths are their shares, each below the one it is part of.
+// Costs: rows of the tree as boxes whose widths are their shares, each below the one it is part of.
 
 import { GROUP, LINE, OP, ROUND, type Recording } from "./recording";
 
@@ -15,11 +15,11 @@ export interface IcicleBox {
   to: number;
 }
 
-const NARROWEST = 0.0015; // of the whole width; what is narrower cannot be seen
+const NARROWEST = 0.0015; // of the whole width; a narrower box is invisible
 const DEEPEST = 24;
 const EXACT = 1e-9; // shares are sums, which are not quite exact
 
-/** What a row costs, for sums: of an op whose time is that of other rows, nothing. */
+/** The cost of a row, for sums: 0 for an op whose time is that of other rows. */
 export function costOf(recording: Recording, row: number, metric: Metric): number {
   if (metric === "flops") return Math.max(0, recording.flops[row]);
   if (metric === "memory") return Math.max(0, recording.memory[row]);
@@ -69,7 +69,7 @@ function isGroupOf(recording: Recording, row: number, count: number): boolean {
   return count > 1 && parent >= 0 && recording.kind[parent] === GROUP;
 }
 
-/** What the ops in a row cost by their names, each as it was written, the most expensive first. */
+/** The costs of the ops in a row by their names as written, the most expensive first. */
 export function costsByName(recording: Recording, root: number, metric: Metric): { name: string; count: number; cost: number }[] {
   const found = new Map<string, { name: string; count: number; cost: number }>();
   const end = root < 0 ? recording.rows : recording.end[root];
@@ -84,7 +84,7 @@ export function costsByName(recording: Recording, root: number, metric: Metric):
   return [...found.values()].filter((each) => each.cost > 0).sort((a, b) => b.cost - a.cost);
 }
 
-/** The row of the box that an arrow key leads to; the first one from nowhere, -1 for another key and at an end. */
+/** The row of the box that an arrow key leads to; the first without a selection, -1 for another key or at an end. */
 export function neighbour(boxes: IcicleBox[], row: number, key: string): number {
   const here = boxes.find((box) => box.row === row);
   if (!here) return key.startsWith("Arrow") ? (boxes[0]?.row ?? -1) : -1;

@@ -1,22 +1,22 @@
-// A distributed job as the page holds it: what is said of all ranks, and which ranks are here.
+// A distributed job as the page holds it: the overview of all ranks, and the ranks with a recording.
 
 import type { ProblemText } from "./recording";
 import type { Sections } from "./sections";
 
 /** Ranks that ran the same ops. */
 export interface RankKind {
-  /** The one whose recording is here; -1 where none is. */
+  /** The one whose recording the page holds; -1 without one. */
   rank: number;
   text: string;
   ops: number;
 }
 
-/** What some ranks did where others did something else. */
+/** The action of some ranks where others did something else. */
 export interface Side {
   ranks: string;
   text: string;
   place: string;
-  /** The rank like them that is here, and the op on it; -1 where there is none. */
+  /** The rank like them that the page holds, and the op on it; -1 without one. */
   rank: number;
   op: number;
 }

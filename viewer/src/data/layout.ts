@@ -66,7 +66,7 @@ export function layoutOf(graph: Graph, title: (node: GraphNode) => string, note:
   };
 }
 
-/** Boxes with room for their titles above what they hold; an outer box is above the title of an inner one. */
+/** Boxes with room for their titles above their nodes; an outer box is above the title of an inner one. */
 function withTitles(boxes: Placed[]): Placed[] {
   const made = new Map<string, Placed>();
   for (const box of [...boxes].reverse()) {

@@ -1,11 +1,11 @@
-// Where a value came from: the ops behind it, the latest first.
+// The history of a value: the ops behind it, the latest first.
 
 import type { Recording } from "./recording";
 
 export interface LineageStep {
   /** The op as it was written. */
   op: number;
-  /** What it gave towards the value. */
+  /** Its output on the way to the value. */
   value: number;
 }
 
@@ -15,7 +15,7 @@ export interface Lineage {
   more: number;
   /** Whether there may be even more: the walk ended early. */
   isCut: boolean;
-  /** What came from outside: inputs and parameters, the nearest first. */
+  /** Values from outside: inputs and parameters, the nearest first. */
   sources: number[];
 }
 
@@ -23,7 +23,7 @@ const MOST_WALKED = 5000;
 
 export function lineageOf(recording: Recording, value: number, most: number): Lineage {
   const found: Lineage = { steps: [], more: 0, isCut: false, sources: [] };
-  const pending = new Map<number, number>(); // op -> what it gave
+  const pending = new Map<number, number>(); // op -> its output on the way
   const done = new Set<number>();
   const seen = new Set<number>();
   const add = (each: number): void => {

@@ -7,7 +7,7 @@ export interface Run {
   version: string;
   ops: number;
   values: number;
-  /** How many ops the recording has; more than `ops` where the page holds the folded run. */
+  /** How many ops the recording has; more than `ops` if the page holds the folded run. */
   recordedOps: number;
   capturesLeftOut: number;
   /** When the model first runs, in nanoseconds; the recording may have begun much earlier. */
@@ -21,7 +21,7 @@ export interface Run {
   rows: string[];
 }
 
-/** What a problem says. */
+/** A problem as the page lists it. */
 export interface ProblemText {
   kind: string;
   severity: "error" | "warning" | "note";
@@ -42,7 +42,7 @@ export interface Problem extends ProblemText {
 
 /** Phase, ops, shapes, nanoseconds, how many raised. */
 export type LinePhase = [string, string[], string[], number, number];
-/** Number, runs, nanoseconds, and what ran there phase by phase. */
+/** Number, runs, nanoseconds, and the ops there phase by phase. */
 export type LineRow = [number, number, number, LinePhase[]];
 
 export interface SourceFile {
@@ -62,7 +62,7 @@ export interface Memory {
   moment: number;
   op: number;
   kinds: [string, number][];
-  /** What it is called or its shape, bytes, use, what keeps it, value. */
+  /** Its name or shape, bytes, use, the reason why it is kept, value. */
   largest: [string, number, string, string, number][];
 }
 
@@ -86,7 +86,7 @@ export interface Statistics {
   infs: number;
 }
 
-/** A captured tensor, drawn: how its numbers are distributed, and the means of its cells. */
+/** A captured tensor, drawn: the histogram of its numbers, and the means of its cells. */
 export interface Capture {
   key: string;
   low: number;
@@ -120,7 +120,7 @@ class Lists {
   }
 }
 
-/** What a recording was packed into. */
+/** The columns and tables of a recording. */
 class Packed {
   constructor(protected readonly sections: Sections) {}
 
@@ -199,7 +199,7 @@ export class Recording extends Packed {
   /** The first row of each call: where it ran; later ones are its part of the backward pass. */
   readonly callRow = new Int32Array(this.callModule.length).fill(-1);
 
-  /** What devices ran: names, streams, the op that launched it, when it began and how long it took. */
+  /** The work of devices: names, streams, the op that launched it, its start and its duration. */
   readonly deviceName = this.column("device.name");
   readonly deviceLane = this.column("device.lane");
   readonly deviceOp = this.column("device.op");
@@ -301,7 +301,7 @@ export class Recording extends Packed {
     return this.ref[row];
   }
 
-  /** Whether what ran inside an op has rows elsewhere, as that of `loss.backward()` has: its time is theirs. */
+  /** Whether the ops inside an op have rows elsewhere, as those of `loss.backward()`: its time is theirs. */
   isApart(op: number): boolean {
     this.apart ??= this.findApart();
     return this.apart[op] === 1;
@@ -355,14 +355,14 @@ export class Recording extends Packed {
     return "";
   }
 
-  /** What a row is called. */
+  /** The title of a row. */
   rowLabel(row: number): string {
     if (this.kind[row] === OP) return this.opLabel(this.ref[row]);
     if (this.kind[row] === LINE) return this.position(this.ref[row]).replace(/^.*\//, "");
     return this.strings[this.label[row]];
   }
 
-  /** What is said beside it: the class of a module, the shapes an op made, the text of a line. */
+  /** The text beside it: the class of a module, the shapes of an op's outputs, the text of a line. */
   rowNote(row: number): string {
     const ref = this.ref[row];
     switch (this.kind[row]) {

@@ -3,7 +3,7 @@
 import { CALL, GROUP, LINE, OP, type Recording } from "./recording";
 
 export interface Filter {
-  /** Words that all have to be found: in a module, an op, a shape, a variable or a `file:line`. */
+  /** Words that all must occur in a module, an op, a shape, a variable or a `file:line`. */
   query: string;
   /** A phase, or -1 for all. */
   phase: number;
@@ -21,14 +21,14 @@ export function isFiltering(filter: Filter): boolean {
   return filter.query.trim() !== "" || filter.phase >= 0 || filter.level >= 0 || filter.step >= 0 || filter.stretch !== undefined;
 }
 
-/** The rows to show, in order: what is inside a closed row is left out. */
+/** The rows to show, in order, without those inside a closed row. */
 export function openRows(recording: Recording, isOpen: ReadonlySet<number>): Int32Array {
   const found: number[] = [];
   for (let row = 0; row < recording.rows; row = isOpen.has(row) ? row + 1 : recording.end[row]) found.push(row);
   return Int32Array.from(found);
 }
 
-/** The rows that match, with what is around them; `matches` are those that match themselves. */
+/** The rows that match, with the rows around them; `matches` are those that match themselves. */
 export function searchedRows(recording: Recording, filter: Filter): { rows: Int32Array; matches: Set<number> } {
   const words = filter.query.toLowerCase().split(/\s+/).filter(Boolean);
   const texts = words.map((word) => recording.strings.map((text) => text.toLowerCase().includes(word)));

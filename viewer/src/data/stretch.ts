@@ -1,4 +1,4 @@
-// A stretch of time and what ran in it: what somebody brushed on the timeline.
+// A stretch of time that the user brushed on the timeline, and the ops in it.
 
 import { OP, type Recording } from "./recording";
 
@@ -15,12 +15,12 @@ export interface Stretch {
   to: number;
   /** The ops that ran in it, at least in part, in order. */
   ops: number[];
-  /** How long ops ran inside it, those that others wrote for them left out. */
+  /** The time of the ops in it; the ops inside other ops do not count twice. */
   time: number;
   flops: number;
-  /** Bytes that its ops made. */
+  /** Bytes that its ops allocated. */
   made: number;
-  /** The most bytes that were held at any moment of it; -1 where that is not known. */
+  /** The most bytes that were held at any moment of it; -1 if unknown. */
   held: number;
   byName: OpsByName[];
   /** For each row of the tree whether all of its ops are in the stretch (2), some (1) or none (0). */
@@ -65,7 +65,7 @@ export function stretchOf(recording: Recording, from: number, to: number): Stret
   return found;
 }
 
-/** The bytes that an op made itself: a row counts those of the rows in it, too. */
+/** The bytes that an op allocated itself: a row counts those of the rows in it, too. */
 function ownBytes(recording: Recording, row: number): number {
   return recording.memory[row] - recording.children(row).reduce((sum, child) => sum + recording.memory[child], 0);
 }

@@ -1,4 +1,4 @@
-// The detail at the right: everything that is known of what is selected.
+// The detail at the right: all facts about the selection.
 
 import type { JSX } from "preact";
 import { CALL, GROUP, LINE, OP, type Recording } from "../data/recording";
@@ -13,14 +13,14 @@ import { LineageList, OpButton, OpLink, ValueDetail, Values } from "./value_deta
 
 const MOST_NAMES = 16; // ops of a stretch of time that are listed
 
-/** What is said of the timeline of a run of which only a part is here. */
+/** The note on the timeline of a run of which the page holds a part. */
 export const FIRST_ONLY =
   "Of equal layers and steps the timeline has the modules and ops of the first only. Steps, phases and memory are those of the whole run.";
 
 interface DetailProps {
   state: State;
   label?: string;
-  /** What is said where nothing is selected; else the run as a whole is described. */
+  /** The text if nothing is selected; without it the run as a whole is described. */
   empty?: string;
 }
 
@@ -88,7 +88,7 @@ function Welcome({ state }: { state: State }): JSX.Element {
   );
 }
 
-/** What ran in a stretch of time. */
+/** The ops and lines of a stretch of time. */
 function StretchDetail({ state, stretch }: { state: State; stretch: Stretch }): JSX.Element {
   const { recording } = state;
   const { from, to, ops, time, flops, made, held, byName } = stretch;

@@ -17,7 +17,7 @@ const SIGNS = ["·", "=", "≈", "≠"];
 
 type Tab = "ops" | "sources";
 
-/** What is selected in a comparison: a row, and with it an op of either run. */
+/** The selection in a comparison: a row, and with it an op of either run. */
 export class DiffState {
   readonly row = signal(-1);
   readonly tab = signal<Tab>("ops");
@@ -31,7 +31,7 @@ export class DiffState {
     for (const side of [this.a, this.b]) {
       side.tab.value = "graph";
       effect(() => {
-        if (side.tab.value === "source") this.tab.value = "sources"; // somebody asked for a line
+        if (side.tab.value === "source") this.tab.value = "sources"; // a line was requested
         side.tab.value = "graph";
       });
     }

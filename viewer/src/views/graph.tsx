@@ -1,4 +1,4 @@
-// The graph of what is selected: rows as nodes, the values between them as edges; rows expand in place.
+// The graph of the selection: rows as nodes, the values between them as edges; rows expand in place.
 
 import type { JSX } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -26,8 +26,8 @@ const LARGEST = 1.15; // a small graph is not blown up to fill the screen
 const MAP = 116; // pixels of the longer side of the map
 const MAP_MARGIN = 10; // pixels between the map and the corner
 const ROOM_FOR_MAP = 300; // pixels of height, below which the map would cover the graph
-const SMALLEST_FIT = 0.8; // what is smaller is hard to read: the top is shown instead of everything
-const SMALLEST_IN_NOTEBOOK = 0.72; // where there is no room for a map either
+const SMALLEST_FIT = 0.8; // smaller text is hard to read: the top is shown instead of everything
+const SMALLEST_IN_NOTEBOOK = 0.72; // a notebook has no room for a map either
 
 export function GraphView({ state }: { state: State }): JSX.Element {
   const { recording } = state;
@@ -132,7 +132,7 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
     element.addEventListener("wheel", onWheel, { passive: false });
     return () => element.removeEventListener("wheel", onWheel);
   }, []);
-  /** Moves a node that is not seen to the middle: the keyboard has come to it. */
+  /** Moves a node that is not visible to the middle when the keyboard reaches it. */
   const reveal = ({ x, y, width, height }: Placed): void => {
     const seen = seenPart(layout, camera, size);
     const isSeen = x - width / 2 >= seen.x && x + width / 2 <= seen.x + seen.width && y - height / 2 >= seen.y && y + height / 2 <= seen.y + seen.height;
@@ -199,7 +199,7 @@ function fitted(layout: Layout, width: number, height: number): Camera {
   return { scale, x: (width - layout.width * scale) / 2, y: room > 0 ? room / 2 : 0 };
 }
 
-/** Where the camera is after rows were expanded or closed: what fits is shown, else the row stays where it was. */
+/** The camera after rows were expanded or closed: all of the graph if it fits, else the row stays in place. */
 function inPlace(old: Layout, now: Layout, camera: Camera, width: number, height: number): Camera {
   const whole = fitted(now, width, height);
   if (now.width * whole.scale <= width + 1 && now.height * whole.scale <= height + 1) return whole;
@@ -219,7 +219,7 @@ function placesOf(layout: Layout): Map<string, Placed> {
   return new Map([...layout.nodes, ...layout.boxes].map((placed) => [placed.node.id, placed]));
 }
 
-/** Moves everything from where it was: what is new comes out of the row that was expanded, or closed. */
+/** Moves all nodes from their old places; new ones come out of the row that was expanded, or closed. */
 function follow(svg: SVGSVGElement, old: Layout, now: Layout, from: Camera, to: Camera): void {
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   const options = { duration: 320, easing: "cubic-bezier(0.3, 0, 0.2, 1)" };
@@ -252,7 +252,7 @@ interface MinimapProps {
   onMove: (camera: Camera) => void;
 }
 
-/** The whole graph in a corner, with what is seen of it; only where not all of it is. */
+/** The whole graph in a corner, with the visible part marked; only if not all of it is visible. */
 function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | null {
   const isWhole = layout.width * camera.scale <= size.width + 4 && layout.height * camera.scale <= size.height + 4;
   if (isWhole || size.height < ROOM_FOR_MAP) return null;
@@ -308,7 +308,7 @@ function hiddenBy(layout: Layout, camera: Camera, area: Area): number {
   }).length;
 }
 
-/** What a node depends on and what depends on it: the ids of nodes and edges. */
+/** The ancestors and descendants of a node: the ids of nodes and edges. */
 function followed(layout: Layout, id: string): Set<string> {
   const found = new Set<string>();
   if (!id) return found;

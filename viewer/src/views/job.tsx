@@ -12,7 +12,7 @@ import { ThemeButton } from "./theme";
 
 export const ALL_RANKS = -1;
 
-/** Which rank is shown; the recording of a rank is read when it is first asked for. */
+/** Which rank is shown; the recording of a rank is read when it is first requested. */
 export class JobState {
   readonly rank = signal(ALL_RANKS);
   private readonly states = new Map<number, State>();
@@ -24,7 +24,7 @@ export class JobState {
     private readonly read: (id: string) => Promise<Sections>,
   ) {}
 
-  /** Show a rank, or all; `fragment` says what is selected on it, and `tab` what is shown of it. */
+  /** Show a rank, or all; `fragment` gives the selection on it, and `tab` the view. */
   async show(rank: number, fragment = "", tab?: "source"): Promise<void> {
     this.asked = rank;
     if (rank !== ALL_RANKS) {
@@ -32,7 +32,7 @@ export class JobState {
       if (!reading) this.reading.set(rank, (reading = this.load(rank)));
       await reading;
     }
-    if (this.asked !== rank) return; // another one was asked for meanwhile
+    if (this.asked !== rank) return; // another one was requested meanwhile
     batch(() => {
       const state = this.states.get(rank);
       if (fragment) state?.follow(fragment);
@@ -119,7 +119,7 @@ function AllRanks({ state, chooser }: { state: JobState; chooser: JSX.Element })
   );
 }
 
-/** Lines that follow each other as one; anything else alone. */
+/** Consecutive lines as one block; any other block alone. */
 function stretches(blocks: JobBlock[]): JobBlock[][] {
   const found: JobBlock[][] = [];
   for (const block of blocks) {

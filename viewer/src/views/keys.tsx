@@ -1,4 +1,4 @@
-// What the keys do, in a dialog that `?` opens.
+// The meaning of the keys, in a dialog that `?` opens.
 
 import type { JSX } from "preact";
 import { useRef } from "preact/hooks";

@@ -15,7 +15,7 @@ import { TimelineView } from "./timeline";
 import { timelineHeight } from "./timeline_drawing";
 import { Tree } from "./tree";
 
-/** The page of a run; `before` stands in front of what its header says. */
+/** The page of a run; `before` stands in front of the text of its header. */
 export function Page({ state, before }: { state: State; before?: JSX.Element }): JSX.Element {
   useEffect(() => {
     const onKey = (event: KeyboardEvent): void => shortcut(state, event);

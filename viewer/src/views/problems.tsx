@@ -1,4 +1,4 @@
-// What looks wrong, the most serious first; each leads to its op and its line.
+// Problems, the most serious first; each leads to its op and its line.
 
 import type { ComponentChildren, JSX } from "preact";
 import type { Problem, ProblemText } from "../data/recording";
@@ -68,7 +68,7 @@ interface CardProps {
   children?: ComponentChildren;
 }
 
-/** What a problem says: what, where, why. */
+/** A problem: its title, place and reason. */
 export function ProblemCard({ problem, actions, children }: CardProps): JSX.Element {
   return (
     <article class={`problem ${problem.severity}`}>

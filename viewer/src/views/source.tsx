@@ -1,4 +1,4 @@
-// The source: the user's files with what ran on each line, how often and how long.
+// The source: the user's files, with the runs and the time of each line.
 
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";

@@ -8,9 +8,9 @@ import { timeText } from "../text";
 import { FIRST_ONLY } from "./detail";
 import { Drawing, LEFT } from "./timeline_drawing";
 
-const NUDGE = 1 / 50; // of what is shown: how far a key moves the end of a stretch
+const NUDGE = 1 / 50; // of the visible time: how far a key moves the end of a stretch
 const CLOSER = 1.4; // how much closer a key or a turn of the wheel goes
-const SHORTEST_BRUSH = 4; // pixels; what is shorter was a click
+const SHORTEST_BRUSH = 4; // pixels; a shorter one is a click
 const KEYS =
   "Arrows go from op to op; with shift they select a stretch of time. z shows what is selected, 0 the whole run, w and s zoom, a and d move.";
 
@@ -156,7 +156,7 @@ function zoomAt(state: State, factor: number, moment: number): void {
   state.zoom([Math.max(0, around - (around - from) / factor), Math.min(duration, around + (to - around) / factor)]);
 }
 
-/** Shows what comes before or after, by a share of what is shown. */
+/** Moves to earlier or later times, by a share of the visible time. */
 function move(state: State, share: number): void {
   const [from, to] = state.span.value;
   const { duration } = state.recording.run;
@@ -194,7 +194,7 @@ function onKey(state: State, drawing: Drawing, event: KeyboardEvent): void {
   event.preventDefault();
 }
 
-/** Moves the end of the selected stretch; where there is none, one begins with what is selected. */
+/** Moves the end of the selected stretch; without one, a stretch begins at the selected row. */
 function extend(state: State, by: number): void {
   const [from, to] = state.brushed.value ?? state.selectedSpan ?? [state.span.value[0], state.span.value[0]];
   state.selectStretch(from, Math.max(from, to + by));

@@ -1,4 +1,4 @@
-// Draws the timeline on a canvas, and knows what is where on it.
+// Draws the timeline on a canvas, and finds the op or the call at a point.
 
 import { CALL, OP, STEP, type Memory, type Recording } from "../data/recording";
 import type { State } from "../state";
@@ -25,7 +25,7 @@ function streamCount(recording: Recording): number {
   return Math.min(STREAMS, recording.streams.length);
 }
 
-/** Draws the timeline, and knows what is where on it. */
+/** Draws the timeline, and finds the op or the call at a point. */
 export class Drawing {
   private readonly recording: Recording;
   private readonly lanes: number[][]; // rows of calls by depth, in the order they began
@@ -115,7 +115,7 @@ export class Drawing {
     return `${recording.rowLabel(row)}  ${recording.rowNote(row)}  ${timeText(recording.time[row])}`;
   }
 
-  /** Who holds the memory, where the peak is pointed at. */
+  /** The tensors that hold the memory, if the pointer is at the peak. */
   private peakText(x: number, memory: Memory): string {
     const [first, last] = memory.exact ? this.state.span.value : [0, memory.over];
     const peak = LEFT + ((memory.moment - first) / (last - first)) * (this.width - LEFT);
@@ -170,7 +170,7 @@ export class Drawing {
     return high;
   }
 
-  /** The op that is drawn after the selected one, or before it; the first that is shown where there is none. */
+  /** The op that is drawn after the selected one, or before it; the first visible one without a selection. */
   nextOp(step: 1 | -1): number {
     const { recording, state } = this;
     const row = state.row.value;

@@ -155,7 +155,7 @@ function Rows({ state }: { state: State }): JSX.Element {
   );
 }
 
-/** What the bars are shares of: the outermost rows, of a group its members, or a step would be a dot. */
+/** The rows that the bars are shares of: the outermost, of a group its members, or a step would be a dot. */
 function wholes(recording: Recording): number[] {
   return recording.children(-1).flatMap((row) => (recording.kind[row] === GROUP ? recording.children(row) : [row]));
 }
@@ -247,7 +247,7 @@ function indexOf(rows: Int32Array, row: number): number {
   return -1;
 }
 
-/** The keys of a tree, as people know them from file browsers. */
+/** The keys of a tree, as in file browsers. */
 function move(state: State, event: KeyboardEvent): void {
   const { recording } = state;
   const rows = state.rows.value;

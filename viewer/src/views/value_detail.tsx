@@ -1,4 +1,4 @@
-// What is known of a value: its shape, statistics and drawing, who made it, who reads it, and what is behind it.
+// All facts about a value: its shape, statistics and drawing, its producer, its consumers, and its history.
 
 import type { JSX } from "preact";
 import { lineageOf } from "../data/lineage";
@@ -186,7 +186,7 @@ export function ValueDetail({ state, value }: { state: State; value: number }): 
   );
 }
 
-/** Where a value came from: the ops behind it, the latest first, and what came from outside. */
+/** The history of a value: the ops behind it, the latest first, and the values from outside. */
 export function LineageList({ state, value }: { state: State; value: number }): JSX.Element | null {
   const { recording } = state;
   if (value < 0 || recording.valueProducer[value] < 0) return null;

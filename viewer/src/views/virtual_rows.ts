@@ -3,7 +3,7 @@
 import type { RefObject } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
-const SPARE = 8; // rows that are drawn above and below what is seen
+const SPARE = 8; // rows that are drawn above and below the visible ones
 
 export interface VirtualRows {
   box: RefObject<HTMLDivElement>;
@@ -12,7 +12,7 @@ export interface VirtualRows {
   last: number;
   onScroll: () => void;
   spacer: { height: number };
-  /** Scrolls to a row that is not seen. */
+  /** Scrolls to a row that is not visible. */
   reveal: (row: number) => void;
 }
 

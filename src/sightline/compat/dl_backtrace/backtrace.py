@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +25,7 @@ from sightline.compat.dl_backtrace.node_attributes import (
 )
 from sightline.errors import ExportError, UsageError
 from sightline.graph.exported import ExportedGraph, Run, export
-from sightline.graph.exported.program import module_stack, state_tensors
+from sightline.graph.exported.program import module_calls, state_tensors
 from sightline.graph.exported.torchapi import pytree
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _NO_RELEVANCE: Final = (
     "sightline traces and runs models but computes no relevance: use `predict` for the values of every node, "
     "{}and the original dl_backtrace package for evaluation and its pictures."
 )
-#: What the original has and this one has not, and what to use instead.
+#: Names of the original that are missing here, and their replacements.
 _NOT_OFFERED: Final = dict.fromkeys(
     ("evaluation", "run_task", "all_wt", "print_all_relevance_info", "visualize_tokenwise_relevance_map",
      "visualize_input_heatmap_for_token", "layer_implementation", "get_layer_implementation"),
@@ -60,7 +60,7 @@ class DLBacktrace:
     - ``input_for_graph``: a tensor, the positional inputs as a tuple or list, or keyword inputs as a dict.
     - ``dynamic_shapes``: torch's; without it every size is dynamic that the model allows to be.
     - ``device``: ``"cpu"`` or ``"cuda"``. Everything runs where the model is; it is not moved.
-    - ``verbose``: print what was traced, and in `predict` every node.
+    - ``verbose``: print the trace, and in `predict` every node.
     - ``strict_cpu`` and ``collect_node_module_map`` are accepted; a run is that of the model either way, and
       `fx_node_to_module` always exists.
 
@@ -84,7 +84,11 @@ class DLBacktrace:
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"DLBacktrace takes a torch.nn.Module, not a {type(model).__name__}.")
-        _check_device(device)
+        device_kind = str(device).partition(":")[0]
+        if device_kind not in ("cpu", "cuda"):
+            raise UsageError(f"device must be 'cpu' or 'cuda', not {str(device)!r}.")
+        if device_kind == "cuda" and not torch.cuda.is_available():
+            warnings.warn("There is no CUDA device here: the model runs where it is.", stacklevel=2)
         self.model = model
         self.device = device
         self.verbose = verbose
@@ -104,26 +108,22 @@ class DLBacktrace:
     # -- the graph ---------------------------------------------------------------------------------
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedGraph:
+        """Export with the dynamic sizes of the options, or, if those do not work, with all that do."""
         with eval_mode(self.model):
-            exported = self._export(args, kwargs)
+            try:
+                exported = export(self.model, args, kwargs, dynamic=self._dynamic)
+            except ExportError as error:
+                if self._dynamic == "auto":
+                    raise
+                try:
+                    exported = export(self.model, args, kwargs)
+                except ExportError:
+                    raise error from None
+                self._dynamic = "auto"
+                text = f"dynamic_shapes do not work here: {export_reason(error)}. "
+                warnings.warn(f"{text}Every size is dynamic that the model allows.", stacklevel=3)
         self._traces.append(((args, kwargs), exported))
         return exported
-
-    def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedGraph:
-        """Export with the sizes that were given, or, where those do not work, with all that do."""
-        if self._dynamic == "auto":
-            return export(self.model, args, kwargs)
-        try:
-            return export(self.model, args, kwargs, dynamic=self._dynamic)
-        except ExportError as error:
-            try:
-                exported = export(self.model, args, kwargs)
-            except ExportError:
-                raise error from None
-            self._dynamic = "auto"
-            text = f"dynamic_shapes do not work here: {export_reason(error)}. "
-            warnings.warn(f"{text}Every size is dynamic that the model allows.", stacklevel=4)
-            return exported
 
     def _select(self, exported: ExportedGraph) -> None:
         """Make one of the traces the current one."""
@@ -133,8 +133,8 @@ class DLBacktrace:
         self.layer_stack = list(self._nodes)
         self._weights = self.extracted_weights
         self.placeholder_to_real_name = {name: exported[name].op for name in self._weights}
-        stacks = {name: module_stack(fx) for name, fx in self._nodes.items()}
-        self.fx_node_to_module = {name: stack[-1] for name, stack in stacks.items() if stack}
+        stacks = {name: module_calls(fx) for name, fx in self._nodes.items()}
+        self.fx_node_to_module = {name: stack[-1][:2] for name, stack in stacks.items() if stack}
         self._graph = self._make_graph()
 
     @property
@@ -188,7 +188,7 @@ class DLBacktrace:
         return graph
 
     def _static_value(self, fx: FxNode) -> Any:
-        """A tensor of the model, a size as its symbol, or `COMPUTED` for what only a run gives."""
+        """A tensor of the model, a size as its symbol, or `COMPUTED` for a result of a run."""
         if fx.name in self._weights:
             return self._weights[fx.name]
         value = fx.meta.get("val")
@@ -202,7 +202,7 @@ class DLBacktrace:
         """Run the model: the inputs and outputs of every node by name, in the order of the graph.
 
         Inputs may have other sizes than the example where those are dynamic. An op that fails raises, with
-        its node and line. ``temperature`` divides what the model returns, if that is one tensor.
+        its node and line. ``temperature`` divides the result of the model, if that is one tensor.
 
         >>> dlb = DLBacktrace(torch.nn.Softmax(dim=-1), torch.randn(2, 3))
         >>> node_io = dlb.predict(torch.zeros(5, 4))
@@ -259,9 +259,14 @@ class DLBacktrace:
             output = run[other.name].outputs
             return output if isinstance(output, (bool, int, float)) else COMPUTED
 
+        # Tensors of the model are in ``layer_hyperparams``; a node without other inputs keeps them here too.
+        names, inputs = sources(fx), list(io.inputs)
+        if len(names) == len(inputs):
+            inputs = [each for each, source in zip(inputs, names, strict=True)
+                      if source not in self._weights] or inputs  # fmt: skip
         return {
-            "input_sources": sources(fx),
-            "input_values": self._data(fx, io.inputs),
+            "input_sources": names,
+            "input_values": inputs[0] if len(inputs) == 1 else tuple(inputs),
             "output_values": io.outputs,
             "layer_type": attributes["layer_type"],
             "node_type": attributes["node_type"],
@@ -274,19 +279,8 @@ class DLBacktrace:
             "layer_hyperparams": hyperparameters(fx, value),
         }
 
-    def _data(self, fx: FxNode, inputs: Sequence[Any]) -> Any:
-        """The inputs of a node that are data: the tensor itself, or a tuple where there are several.
-
-        Tensors of the model are in ``layer_hyperparams``; a node that has no others keeps them as its inputs.
-        """
-        names = sources(fx)
-        if len(names) == len(inputs):
-            data = [value for name, value in zip(names, inputs, strict=True) if name not in self._weights]
-            inputs = data or inputs
-        return inputs[0] if len(inputs) == 1 else tuple(inputs)
-
     def apply_temperature_scaling(self, temperature: float = 1.0) -> dict[str, NodeValues]:
-        """Divide what the last `predict` returned, if that is one tensor."""
+        """Divide the output of the last `predict`, if that is one tensor."""
         _check_temperature(temperature)
         if not self.node_io:
             raise UsageError("There is no output to scale yet; call `predict` first.")
@@ -335,7 +329,7 @@ class DLBacktrace:
         }
 
     def diagnose_model_compatibility(self) -> dict[str, Any]:
-        """What may surprise about this graph; the function of this name asks before there is one."""
+        """The limits of this graph; the function of this name finds them before there is one."""
         return diagnosis(self.model, self.exported, None)
 
     # -- memory --------------------------------------------------------------------------------------
@@ -348,7 +342,7 @@ class DLBacktrace:
             self._traces = [one for one in self._traces if one[1] is self.exported]
 
     def close(self, unload_model: bool = False) -> None:
-        """Let go of values and traces, and with ``unload_model`` of the model, which stays where it is."""
+        """Drop values and traces, and with ``unload_model`` the model, which stays on its device."""
         self.clear_intermediates()
         self._traces = []
         if unload_model:
@@ -365,7 +359,7 @@ class DLBacktrace:
 
 
 def _first_tensor(output: Any) -> torch.Tensor:
-    """The first tensor of what a model returns."""
+    """The first tensor in the result of a model."""
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, torch.Tensor):
             return leaf
@@ -377,11 +371,3 @@ def _first_tensor(output: Any) -> torch.Tensor:
 def _check_temperature(temperature: float) -> None:
     if temperature <= 0:
         raise UsageError(f"temperature must be greater than 0, not {temperature}.")
-
-
-def _check_device(device: str | torch.device) -> None:
-    kind = str(device).partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise UsageError(f"device must be 'cpu' or 'cuda', not {str(device)!r}.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        warnings.warn("There is no CUDA device here: the model runs where it is.", stacklevel=3)

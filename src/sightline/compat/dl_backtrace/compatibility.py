@@ -1,10 +1,9 @@
-"""What of a model would not export, or would not be in its graph, in words."""
+"""Why a model cannot be exported, and the limits of its graph, in words."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,15 +16,15 @@ from sightline.graph.exported import ExportedGraph, export
 def diagnose_model_compatibility(
     model: torch.nn.Module, input_for_graph: Any, dynamic_shapes: Any = None
 ) -> dict[str, Any]:
-    """Say what of a model would not export and why, with the line, before it is traced.
+    """Report why a model cannot be exported, with the line, before it is traced.
 
-    Prints it and returns ``{"model_type", "issues", "warnings", "forward_params"}``: an issue is why there
-    would be no graph; a warning is what the graph would not do, such as take inputs of another size.
+    Prints the report and returns ``{"model_type", "issues", "warnings", "forward_params"}``: an issue is a
+    reason why there would be no graph; a warning is a limit of the graph, such as a fixed size of an input.
 
-    >>> found = diagnose_model_compatibility(torch.nn.Linear(3, 2), torch.randn(4, 3))  # doctest: +ELLIPSIS
+    >>> report = diagnose_model_compatibility(torch.nn.Linear(3, 2), torch.randn(4, 3))  # doctest: +ELLIPSIS
     Linear(input) can be traced: 5 nodes
       warning: input: dimension 1 is fixed at 3 by ...
-    >>> found["issues"], len(found["warnings"])
+    >>> report["issues"], len(report["warnings"])
     ([], 1)
     """
     args, kwargs = call_arguments(model, input_for_graph)
@@ -43,10 +42,17 @@ def diagnose_model_compatibility(
 def diagnosis(
     model: torch.nn.Module, exported: ExportedGraph | None, problem: ExportError | None
 ) -> dict[str, Any]:
-    """Print and return what is to say about a model: its graph, or why there is none."""
+    """Print and return a report about a model: its graph, or the reason why there is none."""
     parameters = inspect.signature(model.forward).parameters
     issues = [] if problem is None else [export_reason(problem)]
-    notes = [] if exported is None else list(_surprises(exported))
+    notes: list[str] = []  # limits of the graph that the model does not have
+    if exported is not None:
+        dynamic = exported.dynamic
+        notes += [f"{dimension.input}: {dimension}" for dimension in dynamic.fixed]
+        notes += [f"made for {condition.text}" + (f" ({condition.by})" if condition.by else "")
+                  for condition in dynamic.conditions]  # fmt: skip
+        notes += dynamic.notes
+        notes += [f"{output} is left out of the graph" for output in exported.info.get("left_out", ())]
     name = f"{type(model).__name__}({', '.join(parameters)})"
     write_line(
         f"{name} cannot be traced" if exported is None else f"{name} can be traced: {len(exported)} nodes"
@@ -61,19 +67,8 @@ def diagnosis(
     }
 
 
-def _surprises(exported: ExportedGraph) -> Iterator[str]:
-    """What a graph does not do though the model does."""
-    for dimension in exported.dynamic.fixed:
-        yield f"{dimension.input}: {dimension}"
-    for condition in exported.dynamic.conditions:
-        yield f"made for {condition.text}" + (f" ({condition.by})" if condition.by else "")
-    yield from exported.dynamic.notes
-    for output in exported.info.get("left_out", ()):
-        yield f"{output} is left out of the graph"
-
-
 def export_reason(error: ExportError) -> str:
-    """Why a model cannot be exported, without what is said around it."""
+    """The reason why a model cannot be exported, without the advice around it."""
     return str(error).removeprefix("The model cannot be exported: ").partition(". A recorded run")[0]
 
 

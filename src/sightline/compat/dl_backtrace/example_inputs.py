@@ -1,4 +1,4 @@
-"""The example a model is traced with: how its arguments are passed, and how the model is set meanwhile."""
+"""The example a model is traced with: its arguments, its sizes, and the eval mode of the model meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `DLBacktrace` says of a node: its type, its names, its arguments and its hyperparameters."""
+"""The attributes of a node in `DLBacktrace`: type, names, arguments and hyperparameters."""
 
 from __future__ import annotations
 

@@ -35,15 +35,13 @@ _MODULES: Final = dict.fromkeys(__all__, "sightline.compat.torchspy.tensor_saver
 }
 
 
-def _load(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module 'torchspy' has no attribute {name!r}; it has {', '.join(__all__)}.")
-    return getattr(import_module(module), name)
-
-
 if not TYPE_CHECKING:  # a type checker that saw it would accept any name
-    __getattr__ = _load
+
+    def __getattr__(name: str) -> Any:
+        module = _MODULES.get(name)
+        if module is None:
+            raise AttributeError(f"module 'torchspy' has no attribute {name!r}; it has {', '.join(__all__)}.")
+        return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

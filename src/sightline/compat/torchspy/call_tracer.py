@@ -1,14 +1,13 @@
-"""`CallTracer`: which modules ran, in the order in which they completed.
+"""`CallTracer`: the modules that ran, in the order in which they completed.
 
 Torch's own hooks listen from ``register_hooks`` to ``remove_hooks``, and not a recording, for two reasons. A
-recording notes when a call begins and ends, what it takes and returns and who called it, which takes three
-times as long as a name needs (5 µs a call against 1.7, with ``ops="none"``), and this must not be slower than
-the tool it stands in for. And it reports from the thread that started it, while the hooks of a module report
-whoever calls it, for as long as the tracer lives. A recording has the same names in ``t.call_order()``.
+recording notes the begin, the end, the inputs, the outputs and the caller of a call, which takes three times
+as long as a name needs (5 µs a call against 1.7, with ``ops="none"``), and this must not be slower than the
+tool it replaces. And it reports from the thread that started it, while the hooks of a module report calls
+from any thread, for as long as the tracer lives. A recording has the same names in ``t.call_order()``.
 
-The hooks are attached to the modules that are reported. Where that would change the run, since torch fuses
-no layer that has hooks, or where a shared module has several names, torch's hooks for all modules listen
-instead.
+The hooks are attached to the modules that are reported. If that would change the run, since torch fuses no
+layer that has hooks, or if a shared module has several names, torch's hooks for all modules listen instead.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
@@ -33,7 +33,7 @@ from torch.utils.hooks import RemovableHandle
 from sightline.compat import FUSED_HINT
 from sightline.compat.torchspy.tensor_saver import BaseDebugger, Classes, Names, matching_modules
 
-#: Named as in torchspy, so that what a program sets for ``torchspy`` holds here.
+#: Named as in torchspy, so that the settings of a program for ``torchspy`` hold here.
 _log: Final = logging.getLogger("torchspy.tracer")
 
 
@@ -166,12 +166,14 @@ class CallTracer(BaseDebugger):
         self._sync()
 
     def _sync(self) -> None:
-        """Listen while there is something to report."""
+        """Attach the hooks while there are calls to report, and remove them otherwise."""
         if not (self._enabled and self._calls.hooked):
             self._stop_listening()
         elif self._stop is None:
-            handles = _listen(self._models, self._calls)
-            self._stop = weakref.finalize(self, _remove, handles)
+            hooks = ExitStack()
+            for handle in _listen(self._models, self._calls):
+                hooks.callback(handle.remove)
+            self._stop = weakref.finalize(self, hooks.close)
 
     def _stop_listening(self) -> None:
         if self._stop is not None:
@@ -180,7 +182,7 @@ class CallTracer(BaseDebugger):
 
 
 def _listen(models: Sequence[nn.Module], calls: _CallLog) -> list[RemovableHandle]:
-    """Hook what is to be reported; returns what removes the hooks."""
+    """Hook the modules to report; returns the handles that remove the hooks."""
     names = _ModuleNames.of(nn.ModuleList(models))
     if names.is_plain:
         return [
@@ -202,11 +204,6 @@ def _report(calls: _CallLog, path: str) -> Callable[[nn.Module, Any, Any], None]
         calls.done.append(path)
 
     return completed
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,14 +287,9 @@ class _CallObserver:
         _, before, own, _, turns = stack.pop()
         if sys.exception() is not before:
             return
-        if own in self._fusible and not turns:
-            self._warn_of_fusion(own)
+        if own in self._fusible and not turns and any(x.startswith(f"{own}.") for x in self._calls.hooked):
+            self._fusible = frozenset()  # say only once why these modules are missing
+            shown = own.partition(".")[2] or "root"  # without the number of the model
+            _log.warning("No calls inside %s: %s.", shown, FUSED_HINT)
         if own in self._calls.hooked:
             self._calls.done.append(self._calls.hooked[own])
-
-    def _warn_of_fusion(self, path: str) -> None:
-        """Say once why modules that were asked for are missing."""
-        if any(other.startswith(f"{path}.") for other in self._calls.hooked):
-            self._fusible = frozenset()
-            shown = path.partition(".")[2] or "root"  # without the number of the model
-            _log.warning("No calls inside %s: %s.", shown, FUSED_HINT)

@@ -1,6 +1,6 @@
 """`Digraph`: a graph in graphviz' language, with the methods that users of the graphviz package call.
 
-The text is the one that package writes, so that what reads or compares it goes on to work.
+The text is the one that package writes, so that programs that read or compare it work unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sightline.errors import UsageError
 from sightline.graph.formats.dot import quoted
 from sightline.graph.formats.files import render_dot
 
-#: What DOT reads without quotes: names and numbers, except its own words.
+#: Text that DOT reads without quotes: names and numbers, except its own words.
 _PLAIN: Final = re.compile(
     r"(?!(?:node|edge|graph|digraph|subgraph|strict)$)[a-z_]\w*|-?(?:\.\d+|\d+(?:\.\d*)?)",
     re.ASCII | re.IGNORECASE,
@@ -47,7 +47,7 @@ class Digraph:
         self.body: list[str] = []
 
     def attr(self, kw: str | None = None, **attributes: Any) -> None:
-        """Set attributes of the graph, or defaults of what follows: ``kw`` is graph, node or edge."""
+        """Set attributes of the graph, or defaults of later statements: ``kw`` is graph, node or edge."""
         if kw is not None and kw.lower() not in ("graph", "node", "edge"):
             raise ValueError(f"attr statement must target graph, node, or edge: {kw!r}")
         text = _pairs(sorted(attributes.items()))
@@ -72,7 +72,7 @@ class Digraph:
     def source(self) -> str:
         """The text that ``dot`` reads."""
         defaults = (("graph", self.graph_attr), ("node", self.node_attr), ("edge", self.edge_attr))
-        head = [f"\t{kind} [{_pairs(sorted(found.items()))}]\n" for kind, found in defaults if found]
+        head = [f"\t{kind} [{_pairs(sorted(values.items()))}]\n" for kind, values in defaults if values]
         return "".join(["digraph {\n", *head, *self.body, "}\n"])
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ from sightline.recording.torchapi import (
 from sightline.store.shards.file_names import FileNames, file_name
 from sightline.tensor_memory import has_memory, is_freed
 
-#: Named as in torchspy, so that what a program sets for ``torchspy`` holds here.
+#: Named as in torchspy, so that the settings of a program for ``torchspy`` hold here.
 _saver_log: Final = logging.getLogger("torchspy.saver")
 _context_log: Final = logging.getLogger("torchspy.context")
 
@@ -123,14 +123,14 @@ class TensorSaver(BaseDebugger):
     (['q.call0.pt', 'q.call1.pt'], torch.Size([2]))
 
     Tuples, lists and dicts of tensors go into one file. Characters that a file name cannot have are replaced,
-    and a number is skipped where another saver in use has written that file.
+    and a number is skipped if another saver in use has written that file.
     """
 
     def __init__(self, output_dir: str | os.PathLike[str], enabled: bool = True) -> None:
         super().__init__(output_dir, enabled)
         self.call_counts: defaultdict[str, int] = defaultdict(int)
         self._files: dict[str, str] = {}  # the name of a file -> its key
-        self._folder: tuple[Path | None, str] = (None, "")  # ``output_dir`` and where that is
+        self._folder: tuple[Path | None, str] = (None, "")  # ``output_dir`` and its full path
         self._lock = threading.RLock()
 
     def register_modules(
@@ -148,7 +148,7 @@ class TensorSaver(BaseDebugger):
     def save(
         self, name: str, tensor: Any, call_idx: int | None = None, norm_only: bool = False
     ) -> Path | None:
-        """Write a tensor; returns the file, or None where the saver is disabled.
+        """Write a tensor; returns the file, or None if the saver is disabled.
 
         Without ``call_idx`` the number is that of the calls with this name so far. ``norm_only`` writes one
         L2 norm for each row of the batch.
@@ -159,7 +159,7 @@ class TensorSaver(BaseDebugger):
     def _save_unseen(
         self, name: str, tensor: Any, call_idx: int | None = None, norm_only: bool = False
     ) -> str:
-        """Write a tensor so that no mode and no recording sees it; returns the file, or "" where disabled."""
+        """Write a tensor so that no mode and no recording sees it; returns the file, or "" if disabled."""
         if not self.enabled:
             return ""
         if _is_plain(tensor):
@@ -174,7 +174,13 @@ class TensorSaver(BaseDebugger):
         with self._lock:
             path = self._free_path(name, call_idx)
             _writers[path] = self
-        _write(copies, path)
+        # A temporary name and a rename would also keep a killed process from leaving half a file. They take a
+        # fifth of the time of writing 16 kB, which a call inside a forward should not pay.
+        try:
+            torch.save(copies, path)
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            raise
         return path
 
     def reset_counts(self) -> None:
@@ -203,19 +209,15 @@ class TensorSaver(BaseDebugger):
             self._folder = self.output_dir, folder
         name = f"{key}.pt"
         if not _PLAIN_NAME.fullmatch(key) or self._files.setdefault(name, key) != key:
-            name = self._other_name(key, Path(folder))
+            # The key cannot be a name, or another key has the name: "a~b" after "a/b".
+            names = FileNames(Path(folder))
+            try:
+                name = names.take(name)
+            except UsageError:
+                name = names.take(file_name(key))
+            while self._files.setdefault(name, key) != key:
+                name = names.take(name)
         return os.path.join(folder, name)
-
-    def _other_name(self, key: str, folder: Path) -> str:
-        """A name for a key that cannot be one, or whose name another key has: "a~b" where "a/b" is saved."""
-        names = FileNames(folder)
-        try:
-            name = names.take(f"{key}.pt")
-        except UsageError:
-            name = names.take(file_name(key))
-        while self._files.setdefault(name, key) != key:
-            name = names.take(name)
-        return name
 
 
 def _copy(value: Any, norm_only: bool) -> Any:
@@ -274,19 +276,6 @@ def _norms(tensor: torch.Tensor) -> torch.Tensor:
         rows = rows.float()  # integers have no norm, and that of half precision overflows
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
     return norms.cpu()
-
-
-def _write(copies: Any, path: str) -> None:
-    """Write a file under its own name; what an error leaves of it is removed.
-
-    A temporary name and a rename would also keep a killed process from leaving half a file. They take a fifth
-    of the time of writing 16 kB, which a call inside a forward should not pay.
-    """
-    try:
-        torch.save(copies, path)
-    except BaseException:
-        Path(path).unlink(missing_ok=True)
-        raise
 
 
 class DebugContext:

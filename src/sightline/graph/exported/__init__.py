@@ -1,7 +1,7 @@
 """A static graph of a model through `torch.export`, which can be run node by node.
 
-`export` makes it, `ExportedGraph` is it: a `Graph` with `run`, `verify` and `save`. `load_graph` reads one
-from an archive.
+`export` returns an `ExportedGraph`: a `Graph` with `run`, `verify` and `save`. `load_graph` reads one from an
+archive.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from sightline.errors import ExportError, TorchMissing
 
 try:
-    import torch  # noqa: F401  # what is imported below needs it
+    import torch  # noqa: F401  # the imports below need it
 except ImportError as error:
     raise TorchMissing(
         "sl.export and sl.load_graph need torch, which is not installed here (looking at a saved trace does "

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-import sysconfig
 import tempfile
 import types
 import weakref
@@ -21,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from sightline._version import __version__
+from sightline.data.file_owners import installed_file
 from sightline.errors import DamagedFile, UsageError
 from sightline.graph.exported.program import ProgramInfo
 from sightline.graph.exported.torch_export import ExportLog, torch_messages
@@ -32,7 +32,6 @@ _MAX_DEPTH: Final = 12
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 #: Attributes of transformers' configurations that differ between processes without meaning anything.
 _VOLATILE: Final = frozenset({"_original_object_hash"})
-_STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 _INTERNAL: Final = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 
 
@@ -42,32 +41,32 @@ class NoCacheKey(Exception):
 
 def cache_key(model: torch.nn.Module, args: Any, kwargs: Any, options: dict[str, Any]) -> str:
     """A digest of everything that a graph depends on; `NoCacheKey` where something cannot be described."""
-    digest = hashlib.sha256()
-    for part in _key_parts(model, args, kwargs, options):
-        digest.update(part.encode("utf-8", "surrogatepass"))
-        digest.update(b"\0")
-    return digest.hexdigest()
-
-
-def _key_parts(model: torch.nn.Module, args: Any, kwargs: Any, options: dict[str, Any]) -> Iterator[str]:
-    yield f"{__version__} {torch.__version__} {sys.version}"
-    yield f"{torch.get_default_dtype()} {torch.is_grad_enabled()} {torch.is_autocast_enabled('cpu')}"
     describe = _Describer(model)
-    yield describe(options, "options")
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    yield str(spec)
-    for leaf in leaves:
-        yield _tensor_text(leaf) if isinstance(leaf, torch.Tensor) else describe(leaf, "an input")
+    parts = [
+        f"{__version__} {torch.__version__} {sys.version}",
+        f"{torch.get_default_dtype()} {torch.is_grad_enabled()} {torch.is_autocast_enabled('cpu')}",
+        describe(options, "options"),
+        str(spec),
+    ]
+    parts += [
+        _tensor_text(leaf) if isinstance(leaf, torch.Tensor) else describe(leaf, "an input")
+        for leaf in leaves
+    ]
     classes: dict[type, None] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         classes.update(dict.fromkeys(type(module).__mro__))
-        yield f"{path}: {type(module).__module__}.{type(module).__qualname__}"
+        parts.append(f"{path}: {type(module).__module__}.{type(module).__qualname__}")
         for name, value in vars(module).items():
             if name not in _INTERNAL:
-                yield f"{name}={describe(value, f'{path or type(module).__name__}.{name}')}"
+                parts.append(f"{name}={describe(value, f'{path or type(module).__name__}.{name}')}")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        yield f"{name} {_tensor_text(tensor)}"
-    yield from _sources(classes)
+        parts.append(f"{name} {_tensor_text(tensor)}")
+    digest = hashlib.sha256()
+    for part in (*parts, *_sources(classes)):
+        digest.update(part.encode("utf-8", "surrogatepass"))
+        digest.update(b"\0")
+    return digest.hexdigest()
 
 
 def _tensor_text(tensor: torch.Tensor) -> str:
@@ -146,16 +145,13 @@ def _tensor_content(tensor: torch.Tensor) -> str:
 def _code(code: types.CodeType) -> str:
     """The instructions of a function and its source position."""
     constants = [
-        _code(value) if isinstance(value, types.CodeType) else _constant(value) for value in code.co_consts
-    ]
+        _code(value) if isinstance(value, types.CodeType)
+        else f"frozenset({sorted(map(repr, value))})" if isinstance(value, frozenset)
+        else repr(value)
+        for value in code.co_consts
+    ]  # fmt: skip
     parts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, constants)
     return f"{parts} {code.co_filename} {code.co_firstlineno} {code.co_linetable!r}"
-
-
-def _constant(value: Any) -> str:
-    if isinstance(value, frozenset):
-        return f"frozenset({sorted(map(repr, value))})"
-    return repr(value)
 
 
 def _definitions(holder: Any) -> Iterator[str]:
@@ -199,24 +195,18 @@ def _sources(classes: dict[type, None]) -> Iterator[str]:
         package = sys.modules.get(module.__name__.partition(".")[0])
         yield f"{module.__name__} {getattr(package, '__version__', '')}"
         yield from _definitions(module)
-        waiting += [other for other in _imported_modules(module) if other.__name__ not in seen]
-
-
-def _imported_modules(module: types.ModuleType) -> list[types.ModuleType]:
-    """The user's own modules that another one refers to."""
-    modules = []
-    for value in list(vars(module).values()):
-        name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        other = sys.modules.get(name) if isinstance(name, str) else None
-        if other is not None and getattr(other, "__file__", None) and not _is_installed(str(other.__file__)):
-            modules.append(other)
-    return modules
+        for value in list(vars(module).values()):
+            name = (
+                value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+            )
+            other = sys.modules.get(name) if isinstance(name, str) else None
+            file = getattr(other, "__file__", None)
+            if other is not None and file and other.__name__ not in seen and not _is_installed(str(file)):
+                waiting.append(other)
 
 
 def _is_installed(file: str) -> bool:
-    parts = Path(file).parts
-    packages = "site-packages" in parts or "dist-packages" in parts
-    return packages or not file.endswith(".py") or file.startswith(_STANDARD_LIBRARY)
+    return not file.endswith(".py") or installed_file(file)
 
 
 _INFO_FILE: Final = "sightline.json"

@@ -79,7 +79,10 @@ def _value(node: ast.expr, symbols: Mapping[str, int]) -> Any:
     if isinstance(node, ast.Attribute):
         return _CONSTANTS[_dotted(node)]
     if isinstance(node, ast.BinOp):
-        return _binary(node, _value(node.left, symbols), _value(node.right, symbols))
+        first, second = _value(node.left, symbols), _value(node.right, symbols)
+        if isinstance(node.op, ast.Pow | ast.LShift) and (abs(second) > 128 or abs(first) > _MAX_VALUE):
+            raise OverflowError
+        return _BINARY[type(node.op)](first, second)
     if isinstance(node, ast.UnaryOp):
         return _UNARY[type(node.op)](_value(node.operand, symbols))
     if isinstance(node, ast.Compare):
@@ -95,12 +98,6 @@ def _value(node: ast.expr, symbols: Mapping[str, int]) -> Any:
     if isinstance(node, ast.Call) and not node.keywords:
         return _FUNCTIONS[_dotted(node.func)](*(_value(each, symbols) for each in node.args))
     raise ValueError(type(node).__name__)
-
-
-def _binary(node: ast.BinOp, left: Any, right: Any) -> Any:
-    if isinstance(node.op, ast.Pow | ast.LShift) and (abs(right) > 128 or abs(left) > _MAX_VALUE):
-        raise OverflowError
-    return _BINARY[type(node.op)](left, right)
 
 
 def _dotted(node: ast.expr) -> str:
@@ -195,16 +192,22 @@ class Dynamic:
         return tensor_text(sizes, (self.dtypes or {}).get(name, "?"))
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Raise `UsageError` for a size the graph was not made for; the message says which and why."""
+        """Raise `UsageError` for a size that the graph cannot run with, naming it and the reason."""
         symbols = self._symbol_values(shapes)
         for condition in self.conditions:
             if not set(_SYMBOL.findall(condition.code)) <= symbols.keys():
                 continue
             if not evaluate(condition.code, symbols):
                 by = f" ({condition.by})" if condition.by else ""
+                named = [
+                    name
+                    for name in shapes
+                    if re.search(rf"(?<![\w.]){re.escape(name)}\.shape", condition.text)
+                ]
+                sizes = " and ".join(f"{name} of shape {tuple(shapes[name])}" for name in named or shapes)
                 raise UsageError(
-                    f"This graph was made for {condition.text}{by}, which does not hold for "
-                    f"{_sizes_text(condition.text, shapes)}: export again with an example of that size."
+                    f"This graph is valid only for {condition.text}{by}, not for {sizes}: "
+                    "export again with an example of that size."
                 )
 
     def _symbol_values(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -254,7 +257,7 @@ class Dynamic:
         for name, dimensions in self.inputs.items():
             lines += [f"{name}  {self.input_text(name)}", *(f"  {one}" for one in dimensions)]
         if self.conditions:
-            lines.append("made for")
+            lines.append("valid for")
             lines += [f"  {one.text}" + (f"  ({one.by})" if one.by else "") for one in self.conditions]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -263,11 +266,6 @@ class Dynamic:
 def _over_inputs(code: str, sources: Mapping[str, str]) -> str:
     """An expression with ``x.shape[0]`` in place of symbols."""
     return _SYMBOL.sub(lambda match: sources.get(match[0], match[0]), code)
-
-
-def _sizes_text(text: str, shapes: Mapping[str, Sequence[int]]) -> str:
-    named = [name for name in shapes if re.search(rf"(?<![\w.]){re.escape(name)}\.shape", text)]
-    return " and ".join(f"{name} of shape {tuple(shapes[name])}" for name in named or shapes)
 
 
 def read_dimensions(
@@ -285,6 +283,11 @@ def read_dimensions(
     """
     sources: dict[str, str] = {}
     originals = {(name, dim): one for name, fake in inputs for dim, one in original_symbols(name, fake)}
+    fixing_lines: dict[str, str] = {}
+    for guard in guards:
+        if type(guard.expr).__name__ == "Equality":
+            for symbol in map(str, guard.expr.free_symbols):
+                fixing_lines.setdefault(symbol, guard_lines.get(str(guard.expr), ""))
     dimensions = []
     for name, fake in inputs:
         for dim, size in enumerate(fake.shape):
@@ -292,7 +295,7 @@ def read_dimensions(
             if _SYMBOL.fullmatch(symbol):
                 sources.setdefault(symbol, f"{name}.shape[{dim}]")
             original = originals.get((name, dim))
-            by = "" if symbol else _fixing_line(original, guards, guard_lines) if original else fixed_by
+            by = "" if symbol else fixing_lines.get(original, "") if original else fixed_by
             dimensions.append(Dimension(name, dim, size_hint(size), symbol, by))
     conditions = []
     for guard in guards:
@@ -311,10 +314,3 @@ def read_dimensions(
                 conditions.append(Condition(f"{symbol} {sign} {bound}", f"{source} {sign} {bound}"))
     dtypes = {name: str(fake.dtype).removeprefix("torch.") for name, fake in inputs}
     return Dynamic(tuple(dimensions), tuple(conditions), dtypes, tuple(notes))
-
-
-def _fixing_line(symbol: str, guards: Sequence[Any], guard_lines: Mapping[str, str]) -> str:
-    for guard in guards:
-        if type(guard.expr).__name__ == "Equality" and symbol in map(str, guard.expr.free_symbols):
-            return guard_lines.get(str(guard.expr), "")
-    return ""

@@ -40,15 +40,15 @@ Keep = str | Iterable[str] | Callable[[str], bool] | bool
 class ExportedGraph(Graph):
     """The graph of a model that can be run, edited, checked against the model and saved.
 
-    It is a `Graph`: folding, cutting and every format work on it; what they return is a picture and cannot
+    It is a `Graph`: folding, cutting and every format work on it; their results are pictures and cannot
     run. It holds the model's own parameters and buffers, no copies: when training goes on, it computes with
-    the new ones, and what the model does to its buffers in `forward` a run does too.
+    the new ones, and a run changes the buffers that the model changes in `forward`.
     """
 
     _program: torch.export.ExportedProgram = None  # type: ignore[assignment] # always given
     flat: torch.fx.Graph = None  # type: ignore[assignment] # mode wrappers inlined
     program_info: ProgramInfo = None  # type: ignore[assignment]
-    model: torch.nn.Module | None = None  #: what it was made from; None when loaded without
+    model: torch.nn.Module | None = None  #: the exported model; None when loaded without
 
     @property
     def program(self) -> torch.export.ExportedProgram:
@@ -104,7 +104,7 @@ class ExportedGraph(Graph):
         """Run the graph: the inputs and outputs of every node, and the model's output.
 
         Runs in the caller's grad mode. In-place ops, buffers that `forward` updates and inputs it writes to
-        behave as in the model; each value is recorded as it was when it was made.
+        behave as in the model; each value is recorded as it was when its node returned it.
 
         - ``keep``: the nodes whose values stay, as a glob over node names and module paths, a list of them,
           or a callable of the name; ``()`` keeps none. Other values are freed when no longer needed.
@@ -124,16 +124,22 @@ class ExportedGraph(Graph):
         """
         _check_options(keep, until, on_node, edit, given)
         plan = self._plan
-        starts = self._starts(inputs, kwargs, given)
-        named = {plan.steps[position].name: value for position, value in starts.items()}
+        values = self._input_values(inputs, kwargs, given)
+        named = {plan.steps[position].name: value for position, value in values.items()}
+        edits = {}
+        for pattern, value in (edit or {}).items():
+            for position in self._positions(pattern, "edit", outputs=True):
+                if plan.steps[position].kind == "output":
+                    raise UsageError("The output itself cannot be edited: edit the node it comes from.")
+                edits[position] = value
         run = Interpreter(
             plan,
-            starts,
+            values,
             lambda results: self._output_builder.build(results, named),
             self._positions_to_keep(keep),
             None if until is None else max(self._positions(until, "until", outputs=False)),
             on_node,
-            self._edits(edit or {}),
+            edits,
             given,
             self._location,
         ).run()
@@ -158,7 +164,7 @@ class ExportedGraph(Graph):
         result = verify_graph(
             self.model,
             self.run,
-            self._simplify,
+            lambda output: OutputStructure().simplify(output),  # without parts that the graph cannot return
             self._outputs,
             lambda name: self[name].source,
             inputs,
@@ -172,14 +178,14 @@ class ExportedGraph(Graph):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph: ``.pt2`` is torch's archive, weights included, for `load_graph`; else a picture.
 
-        Loading an archive can run code: those you give it to have to trust you.
+        Loading an archive can run code: people who load yours have to trust you.
         """
         if Path(path).suffix == ".pt2":
             write_archive(self.program, self.program_info, Path(path))
         else:
             super().save(path)
 
-    # -- parts, made on first use ---------------------------------------------------------------
+    # -- parts, created on first use ---------------------------------------------------------------
 
     @cached_property
     def _plan(self) -> Plan:
@@ -212,7 +218,9 @@ class ExportedGraph(Graph):
 
     # -- options of a run ----------------------------------------------------------------------------
 
-    def _starts(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], given: Run | None) -> dict[int, Any]:
+    def _input_values(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any], given: Run | None
+    ) -> dict[int, Any]:
         if given is None:
             leaves = self._input_spec.flatten(inputs, kwargs)
             return {**self._state(), **dict(zip(self._input_positions, leaves, strict=True))}
@@ -220,15 +228,17 @@ class ExportedGraph(Graph):
             raise UsageError("With `given=` the inputs are those of the earlier run: leave them out.")
         if given._plan is not self._plan:
             raise UsageError("`given=` is a run of another graph.")
-        starts = self._state()
+        values = self._state()
         for position in self._input_positions:
             value = given._records[position]
             if value is MISSING:
                 name = self._plan.steps[position].name
-                raise UsageError(f"`given=` did not keep the input {name!r}, from which to run again.")
+                raise UsageError(
+                    f"The run in `given=` did not keep the input {name!r}, from which to run again."
+                )
             copied = self._plan.in_place and isinstance(value, torch.Tensor)
-            starts[position] = value.clone() if copied else value
-        return starts
+            values[position] = value.clone() if copied else value
+        return values
 
     def _positions_to_keep(self, keep: Keep) -> frozenset[int] | None:
         if keep is True:
@@ -241,15 +251,6 @@ class ExportedGraph(Graph):
         return frozenset(
             position for pattern in patterns for position in self._positions(pattern, "keep", outputs=False)
         )
-
-    def _edits(self, edit: dict[str, Any]) -> dict[int, Any]:
-        edits = {}
-        for pattern, value in edit.items():
-            for position in self._positions(pattern, "edit", outputs=True):
-                if self._plan.steps[position].kind == "output":
-                    raise UsageError("The output itself cannot be edited: edit the node it comes from.")
-                edits[position] = value
-        return edits
 
     def _positions(self, pattern: str, option: str, *, outputs: bool) -> list[int]:
         """The nodes that a name, module path or glob selects; of a module all nodes, or only its outputs."""
@@ -283,14 +284,11 @@ class ExportedGraph(Graph):
         return positions
 
     def _location(self, name: str) -> str:
+        """The module and the line of a node, to add to an error in it."""
         node = self[name]
         return "".join(
             f", {part}" for part in (f"module {node.module}" if node.module else "", node.source) if part
         )
-
-    def _simplify(self, output: Any) -> Any:
-        """The model's output without what the graph cannot return."""
-        return OutputStructure().simplify(output)
 
 
 def _check_options(keep: Any, until: Any, on_node: Any, edit: Any, given: Any) -> None:

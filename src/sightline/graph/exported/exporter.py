@@ -17,7 +17,7 @@ from sightline.graph.exported.dynamic import read_dimensions
 from sightline.graph.exported.exported_graph import ExportedGraph, make_graph
 from sightline.graph.exported.inputs import input_names, parameter_names
 from sightline.graph.exported.program import ProgramInfo, user_inputs
-from sightline.graph.exported.torch_export import ExportResult, run_export
+from sightline.graph.exported.torch_export import run_export
 from sightline.graph.exported.torchapi import guards_of, pytree
 
 
@@ -38,9 +38,9 @@ def export(
     folder in which exports are kept: the next one of the same code, model and kinds of inputs is read from
     it, with the weights of the model given. It is private to its owner, as loading an archive can run code.
 
-    Nothing is printed but, every ten seconds, how long it takes and at which line. The model is not changed,
-    and is seen as it is, in train or eval mode. What cannot be exported raises `ExportError`, which names the
-    line.
+    It prints nothing but, every ten seconds, how long it has taken and at which line. The model is not
+    changed, and is exported as it is, in train or eval mode. A model that torch cannot export raises
+    `ExportError`, which names the line.
 
     >>> g = export(torch.nn.Linear(3, 2), torch.randn(4, 3))
     >>> [node.name for node in g], g["p_weight"].kind
@@ -50,16 +50,12 @@ def export(
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"export takes a torch.nn.Module, not a {type(model).__name__}.")
-    if kwargs is not None and not isinstance(kwargs, dict):
-        raise UsageError(f"kwargs must be a dict of keyword arguments, not a {type(kwargs).__name__}.")
-    positional = _positional(args)
-    _check_signature(model, positional, kwargs or {})
+    positional, keywords = _example_inputs(model, args, kwargs)
     if isinstance(dynamic, str) and dynamic != "auto":
         raise UsageError(
             f'dynamic={argument_text(dynamic)} is not a choice; it is "auto", None for fixed sizes, or what '
             "torch calls dynamic_shapes."
         )
-    keywords = dict(kwargs or {})
     options = {"dynamic": dynamic if dynamic is None or dynamic == "auto" else str(dynamic), "strict": strict}
     archives, key, reason = None if cache is None else ExportCache(cache), "", ""
     if archives is not None:
@@ -78,43 +74,47 @@ def export(
     return _warn_about_training(make_graph(program, info, model))
 
 
-def _positional(args: Any) -> tuple[Any, ...]:
-    if isinstance(args, torch.Tensor):
-        return (args,)
-    if not isinstance(args, tuple | list):
+def _example_inputs(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example as positional and keyword inputs, if ``forward`` takes it: torch would blame the model."""
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise UsageError(f"kwargs must be a dict of keyword arguments, not a {type(kwargs).__name__}.")
+    if not isinstance(args, torch.Tensor | tuple | list):
         raise UsageError(f"args must be a tuple of the model's inputs, not {argument_text(args)}.")
-    return tuple(args)
-
-
-def _check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse inputs that ``forward`` cannot be called with: torch would blame the model."""
+    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    keywords = dict(kwargs or {})
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # a forward that is not Python
-        return
+        return positional, keywords
     try:
-        signature.bind(*args, **kwargs)
+        signature.bind(*positional, **keywords)
     except TypeError as error:
         raise UsageError(
             f"{type(model).__name__}.forward cannot be called with the example inputs: {error}; give them as "
             "export(model, (x, y), {name: z})."
         ) from None
+    return positional, keywords
 
 
 def _warn_about_training(graph: ExportedGraph) -> ExportedGraph:
-    """The graph itself, after a warning if it has dropout or batch statistics of training in it."""
-    if graph.info["training"] and any(_is_training_op(node.args) for node in graph.nodes):
-        warnings.warn(
-            "The model is exported in train mode, with dropout or batch statistics: call model.eval() first "
-            "if that is not meant.",
-            stacklevel=3,
-        )
+    """The graph itself, after a warning if an op in it behaves differently in eval mode."""
+    for node in graph.nodes if graph.info["training"] else ():
+        args = node.args
+        rate = args.get("dropout_p", args.get("p", args.get("dropout", 1.0)))
+        modes = (args.get("train"), args.get("training"), args.get("use_input_stats"))
+        if rate and ("dropout_p" in args or True in modes):
+            warnings.warn(
+                "The model is exported in train mode, with dropout or batch statistics: call model.eval() "
+                "first if that is not meant.",
+                stacklevel=3,
+            )
+            break
     return graph
 
 
 @check_arguments
 def load_graph(path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> ExportedGraph:
-    """Read what ``g.save("m.pt2")`` wrote, or any archive of `torch.export.save`.
+    """Read an archive that ``g.save("m.pt2")`` or `torch.export.save` wrote.
 
     **Only archives you trust**: it is torch's format, and loading it can run code. With ``model`` the graph
     computes with the model's own weights instead of the saved ones, and `verify` can compare.
@@ -130,14 +130,6 @@ def load_graph(path: str | os.PathLike[str], model: torch.nn.Module | None = Non
     return make_graph(*read_archive(Path(path)), model)
 
 
-def _is_training_op(args: dict[str, Any]) -> bool:
-    """Whether an op behaves differently in eval mode."""
-    if "dropout_p" in args:
-        return bool(args["dropout_p"])
-    rate = args.get("p", args.get("dropout", 1.0))
-    return bool(rate) and True in (args.get("train"), args.get("training"), args.get("use_input_stats"))
-
-
 def _export_program(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Any, strict: bool
 ) -> tuple[torch.export.ExportedProgram, ProgramInfo]:
@@ -146,46 +138,35 @@ def _export_program(
     if dynamic != "auto":
         result = run_export(model, args, kwargs, dynamic, strict)
     else:
+        every = torch.export.ShapesCollection()
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                every[leaf] = dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO)
         try:
-            result = run_export(model, args, kwargs, _all_dynamic(args, kwargs), strict)
+            result = run_export(model, args, kwargs, every if len(every) else None, strict)
         except ExportError as error:
             result = run_export(model, args, kwargs, None, strict)  # if it fails too, sizes are not why
             notes.append(
                 f"With dynamic sizes: {str(error).partition('. A recorded run')[0]}. All sizes are fixed."
             )
+    program, log = result.program, result.log
     names = parameter_names(model, len(args))
-    ranges = {} if dynamic == "auto" else _ranges(result.program)
-    fixed_by = "" if dynamic == "auto" else f"dynamic={'None' if dynamic is None else '…'}, as asked for"
-    info = _program_info(result, names, args, kwargs, notes, ranges, fixed_by)
-    info.info["model"] = type(model).__name__
-    info.info["training"] = model.training
-    info.info["torch"] = torch.__version__
+    leaves = tuple(input_names(names, args, kwargs))
+    examples = [example for _, example in user_inputs(program)]
+    fakes = [(name, one) for name, one in zip(leaves, examples, strict=True) if isinstance(one, torch.Tensor)]
+    ranges = {} if dynamic == "auto" else _user_ranges(program)
+    fixed_by = "" if dynamic == "auto" else f"dynamic={'None' if dynamic is None else '…'}, as requested"
+    guards = guards_of(fakes[0][1]) if fakes else []
+    sizes = read_dimensions(fakes, guards, log.guard_lines, [*notes, *log.notes], ranges, fixed_by)
+    info = {"model": type(model).__name__, "training": model.training, "torch": torch.__version__}
     left_out = result.output_structure.left_out
     if left_out:
-        info.info["left_out"] = [f"output{path} ({kind})" for path, kind in left_out.items()]
-    return result.program, info
+        info["left_out"] = [f"output{path} ({kind})" for path, kind in left_out.items()]
+    by_keyword = tuple(program.call_spec.in_spec.children()[1].context or ())
+    return program, ProgramInfo(sizes, result.output_structure, tuple(names), by_keyword, leaves, info)
 
 
-def _program_info(
-    result: ExportResult,
-    names: list[str],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    notes: list[str],
-    ranges: dict[str, tuple[int | None, int | None]],
-    fixed_by: str,
-) -> ProgramInfo:
-    leaves = tuple(input_names(names, args, kwargs))
-    examples = [example for _, example in user_inputs(result.program)]
-    fakes = [(name, one) for name, one in zip(leaves, examples, strict=True) if isinstance(one, torch.Tensor)]
-    guards = guards_of(fakes[0][1]) if fakes else []
-    log = result.log
-    dynamic = read_dimensions(fakes, guards, log.guard_lines, [*notes, *log.notes], ranges, fixed_by)
-    keywords = tuple(result.program.call_spec.in_spec.children()[1].context or ())
-    return ProgramInfo(dynamic, result.output_structure, tuple(names), keywords, leaves)
-
-
-def _ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int | None, int | None]]:
+def _user_ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int | None, int | None]]:
     """The bounds of each symbol; None where they are torch's own, from 2 up."""
     ranges: dict[str, tuple[int | None, int | None]] = {}
     for symbol, bounds in program.range_constraints.items():
@@ -194,12 +175,3 @@ def _ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int | None
         )
         ranges[str(symbol)] = (low if low is not None and low > 2 else None, high)
     return ranges
-
-
-def _all_dynamic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every dimension of every tensor in the inputs."""
-    shapes = torch.export.ShapesCollection()
-    for leaf in pytree.tree_leaves((args, kwargs)):
-        if isinstance(leaf, torch.Tensor):
-            shapes[leaf] = dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO)
-    return shapes if len(shapes) else None

@@ -94,8 +94,8 @@ class InputSpec:
                 raise UsageError(f"The input {name} was given twice, by position and by name.")
             if name not in expected and value is not None:
                 raise UsageError(
-                    f"This graph has no input {name!r}{did_you_mean(name, expected)} What a model is called "
-                    "with is fixed when it is exported: export again with it."
+                    f"This graph has no input {name!r}{did_you_mean(name, expected)} The inputs of a model "
+                    "are fixed when it is exported: export again with it."
                 )
             values[name] = value
         missing = [name for name in expected if name not in values]
@@ -125,43 +125,41 @@ class InputSpec:
                 )
 
     def _check(self, leaves: list[Any]) -> None:
+        """Raise `UsageError` for the first leaf that does not fit the graph."""
         shapes = {}
         for name, value in zip(self.names, leaves, strict=True):
             if name in self.constants:
                 constant = self.constants[name]
                 if isinstance(value, torch.Tensor) or value != constant:
                     raise UsageError(
-                        f"The input {name} is {constant!r} in this graph, built in when it was made, but got "
+                        f"The input {name} is {constant!r} in this graph, fixed by the export, but got "
                         f"{describe_value(value)}: export again with it."
                     )
-            else:
-                self._check_tensor(name, value)
-                shapes[name] = tuple(value.shape)
+                continue
+            expected, got = self.dynamic.input_text(name), describe_value(value)
+            if not isinstance(value, torch.Tensor):
+                raise UsageError(f"The input {name} must be a tensor {expected}, but is {got}.")
+            dimensions, dtype = self.dynamic.inputs[name], (self.dynamic.dtypes or {}).get(name)
+            if value.dim() != len(dimensions):
+                raise UsageError(
+                    f"The input {name} must be {expected}, but is {got}: {value.dim()} instead of "
+                    f"{len(dimensions)} dimensions."
+                )
+            if str(value.dtype).removeprefix("torch.") != dtype:
+                raise UsageError(
+                    f"The input {name} must be {expected}, but is {got}: convert it with .to(torch.{dtype})."
+                )
+            device = self.devices[name]
+            if value.device.type != torch.device(device).type:
+                raise UsageError(
+                    f"The input {name} must be on {device}, but is on {value.device}: "
+                    f"move it with .to({device!r})."
+                )
+            for dimension, size in zip(dimensions, value.shape, strict=True):
+                if not dimension.dynamic and dimension.size != size:
+                    raise UsageError(f"The input {name} must be {expected}, but is {got}: {dimension}.")
+            shapes[name] = tuple(value.shape)
         self.dynamic.check(shapes)
-
-    def _check_tensor(self, name: str, value: Any) -> None:
-        expected = self.dynamic.input_text(name)
-        if not isinstance(value, torch.Tensor):
-            raise UsageError(f"The input {name} must be a tensor {expected}, but is {describe_value(value)}.")
-        dimensions, got = self.dynamic.inputs[name], describe_value(value)
-        if value.dim() != len(dimensions):
-            raise UsageError(
-                f"The input {name} must be {expected}, but is {got}: {value.dim()} instead of "
-                f"{len(dimensions)} dimensions."
-            )
-        dtype, device = (self.dynamic.dtypes or {}).get(name), self.devices[name]
-        if str(value.dtype).removeprefix("torch.") != dtype:
-            raise UsageError(
-                f"The input {name} must be {expected}, but is {got}: convert it with .to(torch.{dtype})."
-            )
-        if value.device.type != torch.device(device).type:
-            raise UsageError(
-                f"The input {name} must be on {device}, but is on {value.device}: "
-                f"move it with .to({device!r})."
-            )
-        for dimension, size in zip(dimensions, value.shape, strict=True):
-            if not dimension.dynamic and dimension.size != size:
-                raise UsageError(f"The input {name} must be {expected}, but is {got}: {dimension}.")
 
 
 def _reorder_keys(value: Any, spec: pytree.TreeSpec) -> Any:

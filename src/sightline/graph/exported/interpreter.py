@@ -1,6 +1,6 @@
 """Runs an exported graph node by node: every op through its own target, nothing re-implemented.
 
-A `Plan` holds the nodes as steps that are ready to run; it is made once per graph. It is not a
+A `Plan` holds the nodes as steps that are ready to run; one is created per graph. It is not a
 `torch.fx.Interpreter`, which costs two to three times as much per node, rewrites the model's exceptions and
 cannot say which values an op overwrites.
 """
@@ -82,7 +82,7 @@ class Plan:
         last: dict[int, int] = {}
         self.steps: list[PlanStep] = []
         for position, node in enumerate(nodes):
-            step = self._step(module, node)
+            step = self._make_step(module, node)
             last.update(dict.fromkeys(step.sources, position))
             self.steps.append(step)
         for source, position in last.items():
@@ -90,7 +90,7 @@ class Plan:
         self.in_place = any(step.writes for step in self.steps)
         self.inputs = [i for i, step in enumerate(self.steps) if step.kind == "input"]
 
-    def _step(self, module: GraphModule, node: FxNode) -> PlanStep:
+    def _make_step(self, module: GraphModule, node: FxNode) -> PlanStep:
         if node.op == "placeholder":
             return PlanStep(node.name, "input")
         if node.op == "get_attr":
@@ -99,11 +99,11 @@ class Plan:
         if node.op not in ("call_function", "output"):
             raise UsageError(f"The node {node.name} is a {node.op}, which torch.export does not make.")
         index = self.index
+        arguments: Any = (node.args, node.kwargs)
 
         def slot(source: FxNode) -> Any:
             return ValueSlot(index[source.name])
 
-        arguments: Any = (node.args, node.kwargs)
         args, kwargs = map_arg(arguments, slot)
         slots = tuple((i, arg.step) for i, arg in enumerate(args) if isinstance(arg, ValueSlot))
         sources = tuple(index[source.name] for source in _nodes_in(arguments))
@@ -200,7 +200,7 @@ MISSING: Final = object()
 
 
 class NodeIO(NamedTuple):
-    """What went into a node, in the order of its arguments, and what came out.
+    """The inputs of a node, in the order of its arguments, and its outputs.
 
     >>> NodeIO((1, 2), 3).outputs
     3
@@ -232,11 +232,9 @@ class Run(Mapping[str, NodeIO]):
 
     @property
     def output(self) -> Any:
-        """What the model returns, in its own structure."""
+        """The model's output, in its own structure."""
         if self._stopped:
-            raise UsageError(
-                f"This run stopped after {self._stopped!r}, as `until=` asked: it has no output."
-            )
+            raise UsageError(f"This run stopped after {self._stopped!r}, as `until=` says: it has no output.")
         return self._output
 
     def __getitem__(self, name: str) -> NodeIO:
@@ -283,14 +281,14 @@ class Interpreter:
     """One run of a plan, with the options it runs under."""
 
     plan: Plan
-    starts: dict[int, Any]  #: the values of the input steps
-    finish: Callable[[tuple[Any, ...]], Any]  #: from the flat results to the model's output
+    input_values: dict[int, Any]  #: by position of the input step
+    build_output: Callable[[tuple[Any, ...]], Any]  #: from the flat results to the model's output
     keep: frozenset[int] | None = None  #: None: everything
     until: int | None = None
     on_node: OnNode | None = None
     edits: dict[int, Any] = field(default_factory=dict)
     given: Run | None = None
-    explain: Callable[[str], str] = str  #: a node's name -> what to add to an error in it
+    location: Callable[[str], str] = str  #: from a node's name to its module and line, for errors in it
 
     def run(self) -> Run:
         """Run the steps in order, without those whose values an earlier run has."""
@@ -312,7 +310,13 @@ class Interpreter:
             try:
                 value, output = self._value(position, step, values, output)
             except Exception as error:
-                error.add_note(self._note(step, values))
+                texts = ", ".join(describe_value(values[source]) for source in step.sources) or "nothing"
+                where = self.location(step.name)
+                edited = " and ".join(repr(steps[source].name) for source in step.sources if source in edits)
+                after = f"; {edited} had been edited" if edited else ""
+                error.add_note(
+                    f"In the node {step.name!r} of the exported graph{where}, given {texts}{after}."
+                )
                 raise
             if position in edits:
                 value = _apply_edit(edits[position], value, self.plan.in_place)
@@ -335,15 +339,16 @@ class Interpreter:
         return Run(self.plan, records, inputs, output, stopped)
 
     def _value(self, position: int, step: PlanStep, values: list[Any], output: Any) -> tuple[Any, Any]:
+        """The value of a step, and the model's output, which the output step brings."""
         if step.kind == "call":
             edit = self.edits.get(position, MISSING)
             if edit is not MISSING and not callable(edit) and not step.writes:
                 return None, output  # not computed: it will be replaced
             return step.call(values), output
         if step.kind == "input":
-            return self.starts[position], output
+            return self.input_values[position], output
         results = tuple(fill_slots(step.args[0], values))
-        return results, self.finish(results)
+        return results, self.build_output(results)
 
     def _reuse(self, values: list[Any], records: list[Any], inputs: list[Any]) -> set[int] | None:
         """Copy the values of the earlier run that hold; the steps left to run, or None for all."""
@@ -373,13 +378,6 @@ class Interpreter:
                     records[position] = values[position]
                     inputs[position] = self.given._inputs[position]
         return pending
-
-    def _note(self, step: PlanStep, values: list[Any]) -> str:
-        texts = ", ".join(describe_value(values[source]) for source in step.sources)
-        where = self.explain(step.name)
-        edited = [repr(self.plan.steps[source].name) for source in step.sources if source in self.edits]
-        after = f"; {' and '.join(edited)} had been edited" if edited else ""
-        return f"In the node {step.name!r} of the exported graph{where}, given {texts or 'nothing'}{after}."
 
 
 def _apply_edit(edit: Any, value: Any, in_place: bool) -> Any:

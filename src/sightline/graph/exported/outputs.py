@@ -1,8 +1,8 @@
 """A model's output, simplified for torch.export and restored to its own structure after a run.
 
 torch.export flattens tuples, lists, dicts and registered classes. A plain dataclass is passed as a dict of
-its fields, and `restore` makes it again. What cannot be flattened, such as a transformer's cache of keys and
-values, is left out, and `left_out` lists it.
+its fields, and `restore` makes it again. Parts that cannot be flattened, such as a transformer's cache of
+keys and values, are left out, and `left_out` lists them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OutputStructure:
     """How the output of a model differs from the output of its graph."""
 
     classes: dict[Path, type] = field(default_factory=dict)  #: where a dict stands for a dataclass
-    left_out: dict[str, str] = field(default_factory=dict)  #: path of what was left out -> its class
+    left_out: dict[str, str] = field(default_factory=dict)  #: path of a part that was left out -> its class
     texts: dict[Path, str] = field(default_factory=dict)  #: strings, which torch saves but cannot load
 
     def simplify(self, output: Any, path: Path = ()) -> Any:
@@ -38,27 +38,30 @@ class OutputStructure:
         >>> structure.simplify({"y": 1, "cache": object()}), structure.left_out
         ({'y': 1}, {"['cache']": 'object'})
         """
-        if not _needs_change(output):
+        leaves = pytree.tree_leaves(output)
+        if all(isinstance(leaf, _PLAIN) and not isinstance(leaf, str) for leaf in leaves):
             return output
-        if _is_plain_dataclass(output):
+        if not isinstance(output, dict) and not _is_registered(output) and is_dataclass(output):
             self.classes[path] = type(output)
             items = {part.name: getattr(output, part.name) for part in fields(output)}
-            return self._simplify_items(items, path, none=True)
+            return self._simplify_items(items, path, as_none=True)
         if isinstance(output, dict):  # transformers' ModelOutput is one too
-            parts = self._simplify_items(dict(output), path, none=False)
+            parts = self._simplify_items(dict(output), path, as_none=False)
             return type(output)(**parts) if hasattr(output, "__dataclass_fields__") else type(output)(parts)
         if isinstance(output, (tuple, list)):
-            return _sequence(output, self._simplify_items(dict(enumerate(output)), path, none=True).values())
+            return _sequence(
+                output, self._simplify_items(dict(enumerate(output)), path, as_none=True).values()
+            )
         return output  # torch raises an error for it
 
-    def _simplify_items(self, items: dict[Any, Any], path: Path, *, none: bool) -> dict[Any, Any]:
+    def _simplify_items(self, items: dict[Any, Any], path: Path, *, as_none: bool) -> dict[Any, Any]:
         """The items of a container; one that cannot be flattened becomes None, or is dropped."""
         simplified: dict[Any, Any] = {}
         for key, value in items.items():
             item_path = (*path, key)
             if not isinstance(value, _PLAIN) and not _is_registered(value) and not is_dataclass(value):
                 self.left_out["".join(f"[{part!r}]" for part in item_path)] = type(value).__name__
-                if none:
+                if as_none:
                     simplified[key] = None
             elif isinstance(value, str):
                 self.texts[item_path] = value
@@ -81,7 +84,12 @@ class OutputStructure:
         else:
             return output
         kind = self.classes.get(path)
-        return parts if kind is None else _instance(kind, parts)
+        if kind is None:
+            return parts
+        instance: Any = object.__new__(kind)  # without running code of the class
+        for name, value in parts.items():
+            object.__setattr__(instance, name, value)
+        return instance
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data for JSON, with classes by the names they are imported under."""
@@ -103,26 +111,10 @@ class OutputStructure:
         return cls(classes, dict(plain["left_out"]), texts)
 
 
-def _instance(kind: type, parts: dict[str, Any]) -> Any:
-    """An instance with these fields, without running code of the class."""
-    instance: Any = object.__new__(kind)
-    for name, value in parts.items():
-        object.__setattr__(instance, name, value)
-    return instance
-
-
 def _sequence(original: Any, items: Iterable[Any]) -> Any:
     """A list or tuple of the original's class; a named tuple takes its items one by one."""
     return type(original)(*items) if hasattr(original, "_fields") else type(original)(items)
 
 
-def _needs_change(value: Any) -> bool:
-    return any(not isinstance(leaf, _PLAIN) or isinstance(leaf, str) for leaf in pytree.tree_leaves(value))
-
-
 def _is_registered(value: Any) -> bool:
     return type(value) in pytree.SUPPORTED_NODES or pytree.is_namedtuple_instance(value)
-
-
-def _is_plain_dataclass(value: Any) -> bool:
-    return not isinstance(value, dict) and not _is_registered(value) and is_dataclass(value)

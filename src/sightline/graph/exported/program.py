@@ -35,7 +35,7 @@ _MUTATIONS: Final = (
 
 @dataclass(frozen=True)
 class ProgramInfo:
-    """What an archive of torch does not hold: plain data stored beside the program."""
+    """Facts that an archive of torch does not hold: plain data stored beside the program."""
 
     dynamic: Dynamic
     output_structure: OutputStructure
@@ -69,7 +69,7 @@ class ProgramInfo:
 
     @classmethod
     def from_program(cls, program: torch.export.ExportedProgram) -> ProgramInfo:
-        """What can be said about an archive that another tool wrote."""
+        """The facts that can be read from an archive of another tool."""
         args, kwargs = program.call_spec.in_spec.children()
         names = tuple(name for name, _ in user_inputs(program))
         flat = [(name, fake) for name, fake in user_inputs(program) if isinstance(fake, torch.Tensor)]
@@ -105,7 +105,7 @@ def user_inputs(program: torch.export.ExportedProgram) -> list[tuple[str, Any]]:
 
 
 def _placeholders(program: torch.export.ExportedProgram) -> Iterator[tuple[FxNode, InputSpecification]]:
-    """Each placeholder of a program with what it stands for."""
+    """Each placeholder of a program with the input or tensor it stands for."""
     nodes = program.graph.find_nodes(op="placeholder")
     yield from zip(nodes, program.graph_signature.input_specs, strict=True)
 
@@ -205,12 +205,12 @@ def graph_parts(program: torch.export.ExportedProgram, flat: FxGraph) -> GraphPa
     for position, fx in enumerate(flat.nodes):
         ids[fx.name] = position
         spec = specs.get(fx.name) if fx.op == "placeholder" else None
-        stack = module_stack(fx)
-        parts.modules.update({path: kind.rpartition(".")[2] for path, kind in stack})
+        stack = module_calls(fx)
+        parts.modules.update({path: kind.rpartition(".")[2] for path, kind, _ in stack})
         arguments = bound_arguments(fx)
         metas = _metas(fx.meta.get("val"))
         path = stack[-1][0] if stack else ""
-        op, kind = _op(fx), "call"
+        (op, target), kind = _op_names(fx), "call"
         if fx.op == "placeholder":
             kind = _KINDS.get(spec.kind, "constant") if spec is not None else "constant"
             if spec is not None and spec.target:
@@ -224,8 +224,8 @@ def graph_parts(program: torch.export.ExportedProgram, flat: FxGraph) -> GraphPa
             plain["self"] = Ref(plain["self"].node, _slot(fx, "self"))
         parts.nodes.append(
             Node(
-                position, fx.name, op, kind, plain, path,
-                _source(fx, stack), metas, target=_target(fx), info=_info(fx) if kind != "output" else {},
+                position, fx.name, op, kind, plain, path, _source(fx, stack), metas, target=target,
+                info=_symbolic_sizes(fx) if kind != "output" else {},
             )
         )  # fmt: skip
         for argument, other in _node_arguments(arguments):
@@ -236,23 +236,17 @@ def graph_parts(program: torch.export.ExportedProgram, flat: FxGraph) -> GraphPa
     return parts
 
 
-def module_stack(fx: FxNode) -> list[tuple[str, str]]:
-    """The path and the class of each module around a node, the model first.
+def module_calls(fx: FxNode) -> list[tuple[str, str, str]]:
+    """The path, the class and the call of each module around a node, the model first.
 
-    torch marks a second call of one module with ``@1``, in the key and, after loading, in the path.
+    torch marks a second call of one module with ``@1``: ``L__self__fc@1``; after loading, in the path too.
     """
-    modules = []
+    calls = []
     for key, (path, kind) in (fx.meta.get("nn_module_stack") or {}).items():
         if not key.startswith("_empty"):
             name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-            modules.append((path.partition("@")[0], name))
-    return modules
-
-
-def module_calls(fx: FxNode) -> list[tuple[str, str]]:
-    """The path of each module around a node, with which call of it this is: ``("fc", "L__self__fc@1")``."""
-    stack = fx.meta.get("nn_module_stack") or {}
-    return [(path.partition("@")[0], key) for key, (path, _) in stack.items() if not key.startswith("_empty")]
+            calls.append((path.partition("@")[0], name, key))
+    return calls
 
 
 # -- arguments -----------------------------------------------------------------------------------
@@ -315,43 +309,37 @@ def _plain(value: Any) -> Any:
 # -- nodes -----------------------------------------------------------------------------------
 
 
-def _op(fx: FxNode) -> str:
+def _op_names(fx: FxNode) -> tuple[str, str]:
+    """The short and the full name of an op: ``add`` and ``aten.add.Tensor``."""
     if fx.op != "call_function":
-        return str(fx.target)
-    packet = getattr(fx.target, "overloadpacket", None)
-    if packet is not None:
-        return str(packet.__name__)
-    name = str(getattr(fx.target, "__name__", fx.target))
-    return PYTHON_OPERATORS.get(name, name) if getattr(fx.target, "__module__", "") == "_operator" else name
-
-
-def _target(fx: FxNode) -> str:
-    if fx.op != "call_function":
-        return str(fx.target)
-    if isinstance(fx.target, OpOverload):
-        return str(fx.target)
+        return str(fx.target), str(fx.target)
     module = getattr(fx.target, "__module__", "") or ""
     name = str(getattr(fx.target, "__name__", fx.target))
-    return f"{module.lstrip('_')}.{name}" if module else name
+    short = PYTHON_OPERATORS.get(name, name) if module == "_operator" else name
+    packet = getattr(fx.target, "overloadpacket", None)
+    if packet is not None:
+        short = str(packet.__name__)
+    if isinstance(fx.target, OpOverload):
+        return short, str(fx.target)
+    return short, f"{module.lstrip('_')}.{name}" if module else name
 
 
 def _metas(value: Any) -> tuple[TensorMeta, ...]:
-    return tuple(_meta(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
-
-
-def _meta(fake: torch.Tensor) -> TensorMeta:
-    strided = fake.layout is torch.strided
-    return TensorMeta(
-        tuple(map(size_hint, fake.shape)),
-        tuple(map(size_hint, fake.stride())) if strided else None,
-        str(fake.dtype).removeprefix("torch."),
-        str(fake.device),
-        str(fake.layout).removeprefix("torch."),
-        fake.dtype.itemsize,
+    return tuple(
+        TensorMeta(
+            tuple(map(size_hint, fake.shape)),
+            tuple(map(size_hint, fake.stride())) if fake.layout is torch.strided else None,
+            str(fake.dtype).removeprefix("torch."),
+            str(fake.device),
+            str(fake.layout).removeprefix("torch."),
+            fake.dtype.itemsize,
+        )
+        for fake in pytree.tree_leaves(value)
+        if isinstance(fake, torch.Tensor)
     )
 
 
-def _info(fx: FxNode) -> dict[str, Any]:
+def _symbolic_sizes(fx: FxNode) -> dict[str, Any]:
     """The outputs with symbolic sizes, where a size is not a plain number."""
     value = fx.meta.get("val")
     parts = value if isinstance(value, (list, tuple)) else [value]
@@ -370,7 +358,7 @@ def _info(fx: FxNode) -> dict[str, Any]:
     return {"symbolic": ", ".join(texts)} if symbolic else {}
 
 
-def _source(fx: FxNode, stack: list[tuple[str, str]]) -> str:
+def _source(fx: FxNode, stack: list[tuple[str, str, str]]) -> str:
     """The line of the model that a node comes from: the innermost frame of its stack outside torch."""
     frames = _FRAME.findall(fx.meta.get("stack_trace") or "")
     own = [frame for frame in frames if model_file(frame[0])]
@@ -378,7 +366,7 @@ def _source(fx: FxNode, stack: list[tuple[str, str]]) -> str:
     if not chosen:
         return ""
     file, line, function = chosen[0]
-    classes = [kind for _, kind in stack if not kind.startswith("torch.")]
+    classes = [kind for _, kind, _ in stack if not kind.startswith("torch.")]
     if function == "forward" and own and classes:
         function = f"{classes[-1].rpartition('.')[2]}.forward"
     return f"{position_text(file, int(line))} in {function}"

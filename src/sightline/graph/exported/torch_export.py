@@ -1,6 +1,6 @@
 """One call of `torch.export`: its messages are collected, state is restored, mode wrappers are flattened.
 
-While it takes long, `Progress` says on the standard error how long so far, and where the time goes.
+During a long export `Progress` prints to standard error how long it has taken, and where the time goes.
 """
 
 from __future__ import annotations
@@ -64,14 +64,6 @@ def _is_wrapper(node: FxNode) -> bool:
     return all(user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users)
 
 
-def _mode(node: FxNode) -> Mode:
-    settings: Any = node.args[: _WRAPPERS[node.target.__name__]]  # type: ignore[union-attr]
-    if len(settings) == 1:
-        return partial(torch.set_grad_enabled, settings[0])
-    device, dtype, enabled, cache = settings
-    return partial(torch.autocast, device, dtype=dtype, enabled=enabled, cache_enabled=cache)
-
-
 class _Flattener:
     """Copies nested graphs into one new graph."""
 
@@ -90,34 +82,30 @@ class _Flattener:
                 body = operator.attrgetter(str(node.args[before].target))(module)
                 inputs = [copies[arg] if isinstance(arg, FxNode) else arg for arg in node.args[before + 1 :]]
                 inner = dict(zip(body.graph.find_nodes(op="placeholder"), inputs, strict=True))
-                results[node] = self.copy(body, inner, (*modes, _mode(node)), top=False)
+                settings: Any = node.args[:before]
+                mode: Mode = partial(torch.set_grad_enabled, *settings)
+                if before > 1:
+                    device, dtype, enabled, cache = settings
+                    mode = partial(torch.autocast, device, dtype=dtype, enabled=enabled, cache_enabled=cache)
+                results[node] = self.copy(body, inner, (*modes, mode), top=False)
             elif _is_inlined(node):
                 if node.target is operator.getitem:
                     copies[node] = results[node.args[0]][node.args[1]]
             elif node.op == "output" and not top:
                 return tuple(map_arg(node.args[0], copies.__getitem__))
             elif node not in copies:
-                copies[node] = self._copy_node(module, node, copies, modes, top)
+                args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+                copied = copies[node] = self.graph.create_node(node.op, node.target, args, kwargs)
+                name, number = node.name, 0
+                while not top and name in self._taken:
+                    number += 1
+                    name = f"{node.name}_{number}"
+                self._taken.add(name)
+                copied.name = name
+                copied.meta = {**node.meta, MODES: modes}
+                if node.op == "get_attr":
+                    copied.meta[OBJECT] = operator.attrgetter(str(node.target))(module)
         return ()
-
-    def _copy_node(
-        self, module: GraphModule, node: FxNode, copies: dict[FxNode, Any], modes: tuple[Mode, ...], top: bool
-    ) -> FxNode:
-        args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
-        copied = self.graph.create_node(node.op, node.target, args, kwargs)
-        copied.name = node.name if top else self._unique_name(node.name)
-        copied.meta = {**node.meta, MODES: modes}
-        if node.op == "get_attr":
-            copied.meta[OBJECT] = operator.attrgetter(str(node.target))(module)
-        return copied
-
-    def _unique_name(self, name: str) -> str:
-        unique, number = name, 0
-        while unique in self._taken:
-            number += 1
-            unique = f"{name}_{number}"
-        self._taken.add(unique)
-        return unique
 
 
 def _is_inlined(node: FxNode) -> bool:
@@ -151,8 +139,8 @@ def _attribute_note(text: str) -> str:
     names = sorted(name.removeprefix("self.") for name in match[1].split(", "))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"forward sets {names[0]}{more} on the model, which a graph does not: what one call leaves for the "
-        "next must be a buffer (register_buffer)."
+        f"forward sets {names[0]}{more} on the model, which a graph does not: state that one call leaves "
+        "for the next must be a buffer (register_buffer)."
     )
 
 
@@ -243,7 +231,7 @@ def torch_messages(log: ExportLog) -> Iterator[None]:
 
 
 class _StreamWithoutTorch:
-    """A stream that drops what torch prints."""
+    """A stream that drops torch's own output."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -262,7 +250,7 @@ class _StreamWithoutTorch:
 
 @contextmanager
 def _state_restored(inputs: Any) -> Iterator[None]:
-    """Restore random generators and the grad mode, which the model may change, and what torch leaves behind.
+    """Restore random generators and the grad mode, which the model may change, and the leftovers of torch.
 
     A failed export leaves marks of dynamic sizes on the inputs, and in some versions of torch a global hook
     for buffers.
@@ -318,7 +306,7 @@ def _reason(error: Exception) -> str:
     text, kind = str(error), type(error).__name__
     first = " ".join(text.strip().split("\n\n")[0].split()).rstrip(".")
     if kind in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
-        return "what happens there depends on the numbers in a tensor, which an export does not have"
+        return "it depends on the numbers in a tensor, which an export does not have"
     if "not a known type" in text and "output" in text:
         named = text.split("'")[1] if text.count("'") > 1 else "an object"
         return (
@@ -357,6 +345,7 @@ class Progress:
         self._thread.join()
 
     def _sample(self) -> None:
+        """Count the lines that the exporting thread is at."""
         samples = 0
         while not self._done.wait(self._period / _SAMPLES):
             samples += 1
@@ -367,11 +356,11 @@ class Progress:
                 self._print(self._period * samples / _SAMPLES)
 
     def _print(self, seconds: float) -> None:
+        if sys.stderr is None:  # a program without a console
+            return
         longest = [f", {count * self._period / _SAMPLES:.0f} s of it at {line}"
                    for line, count in self._lines.most_common(1)]  # fmt: skip
         hint = "; fixed sizes are faster: dynamic=None" if self._dynamic else ""
-        if sys.stderr is None:  # a program without a console
-            return
         sys.stderr.write(f"exporting {self._model}: {seconds:.0f} s{''.join(longest)}{hint}\n")
         sys.stderr.flush()
 

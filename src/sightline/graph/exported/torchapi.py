@@ -1,4 +1,4 @@
-"""What exporting needs of torch that torch does not publish: every private name and format, in one place."""
+"""The parts of torch that exporting needs and torch does not publish: every private name, in one place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GUARD_LOGGER: Final = "torch.fx.experimental.symbolic_shapes"
 
 
 def op_schema(target: Any) -> Any:
-    """The schema of what a node calls; None for a Python function."""
+    """The schema of the op that a node calls; None for a Python function."""
     return getattr(target, "_schema", None)
 
 
@@ -77,14 +77,9 @@ def original_symbols(name: str, fake: Any) -> Iterator[tuple[int, str]]:
     """Each dimension of an input and the symbol it had before torch fixed any size."""
     for source, symbol in getattr(_shape_environment(fake), "source_to_var", {}).items():
         match = re.fullmatch(r"(.*)\.size\(\)\[(\d+)\]", str(source))
-        if match and _same_source(match[1], name):
+        # torch's ``L['batch']['ids']`` is our ``batch['ids']``.
+        if match and re.sub(r"^L\['(\w+)'\]", r"\1", match[1]) == name:
             yield int(match[2]), str(symbol)
-
-
-def _same_source(source: str, name: str) -> bool:
-    """Whether torch's ``L['batch']['ids']`` is our ``batch['ids']``."""
-    match = re.match(r"L\['(\w+)'\](.*)", source)
-    return (match[1] + match[2] if match else source) == name
 
 
 def _shape_environment(fake: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whether an exported graph computes what the model computes, and where it first does not."""
+"""The comparison of an exported graph with its model: whether they agree, and the first node that differs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ class Verification:
     (True, False)
     """
 
-    difference: str = ""  #: what differs, in torch's words; "" where nothing does
+    difference: str = ""  #: the difference in torch's words; "" where there is none
     module: str = ""  #: the first module whose output differs
-    node: str = ""  #: the node that made it
+    node: str = ""  #: the node that computed it
     source: str = ""  #: its line
-    left_out: tuple[
-        str, ...
-    ] = ()  #: parts of the model's output that the graph lacks: they were not compared
+    left_out: tuple[str, ...] = ()  #: parts of the model's output that the graph lacks: not compared
 
     def __bool__(self) -> bool:
         return not self.difference
@@ -92,7 +90,7 @@ def module_outputs(nodes: list[FxNode]) -> dict[tuple[str, int], list[str]]:
     calls: dict[tuple[str, str], list[FxNode]] = {}
     inside: dict[FxNode, set[tuple[str, str]]] = {}
     for node in nodes:
-        stack = module_calls(node)
+        stack = [(path, key) for path, _, key in module_calls(node)]
         inside[node] = set(stack)
         for call in stack:
             calls.setdefault(call, []).append(node)
@@ -104,18 +102,15 @@ def module_outputs(nodes: list[FxNode]) -> dict[tuple[str, int], list[str]]:
         outputs[path, number] = [
             node.name
             for node in members
-            if any((path, key) not in inside[user] for user in node.users) and not _is_symbol(node)
+            if any((path, key) not in inside[user] for user in node.users)
+            and isinstance(node.meta.get("val"), (torch.Tensor, list, tuple))  # not a symbolic size
         ]
     return outputs
 
 
-def _is_symbol(node: FxNode) -> bool:
-    return not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple))
-
-
 @contextmanager
 def _record_outputs(model: torch.nn.Module, called: list[Any]) -> Iterator[None]:
-    """Append what every module returns to ``called``, in the order in which they return."""
+    """Append the result of every module to ``called``, in the order in which they return."""
     counts: dict[str, int] = {}
     handles = []
 
@@ -159,7 +154,7 @@ def _copy_tensors(value: Any) -> Any:
 
 
 def _difference(first: Any, second: Any) -> str:
-    """What differs between two results, in torch's words; "" where nothing does."""
+    """The difference between two results in torch's words; "" where there is none."""
     left, left_spec = pytree.tree_flatten(first)
     right, right_spec = pytree.tree_flatten(second)
     if left_spec != right_spec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Final
 
-from sightline.graph.formats.drawing import Arrow, Box, Drawing, Label, printable
+from sightline.graph.formats.drawing import Arrow, Box, Drawing, printable
 from sightline.graph.graph import Graph, Node
 
 #: Fill, border and shape of each kind of node.
@@ -93,13 +93,7 @@ def _node(drawing: Drawing, node: Node, box: Box) -> str:
     elif kind == "call" and node.phase in ("backward", "recompute"):
         kind = "backward"
     fill, border, shape = NODE_STYLES[kind]
-    return (
-        f"n{_key(node.id)} [label=<{_html(drawing.label(node, box))}>, shape={shape}, "
-        f'fillcolor="{fill}", color="{border}", tooltip={quoted(drawing.tip(node))}];'
-    )
-
-
-def _html(label: Label) -> str:
+    label = drawing.label(node, box)
     head = f"<B>{escaped(label.title)}</B>"
     if label.times > 1:
         head += f' <FONT COLOR="#d9480f"><B>×{label.times}</B></FONT>'
@@ -107,7 +101,10 @@ def _html(label: Label) -> str:
     small += [
         f'<FONT POINT-SIZE="8.5" COLOR="#5c636a">{escaped(line)}</FONT>' for line in label.lines if line
     ]
-    return "<BR/>".join([head, *small])
+    return (
+        f"n{_key(node.id)} [label=<{'<BR/>'.join([head, *small])}>, shape={shape}, "
+        f'fillcolor="{fill}", color="{border}", tooltip={quoted(drawing.tip(node))}];'
+    )
 
 
 def _arrow(arrow: Arrow) -> str:

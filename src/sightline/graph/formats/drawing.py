@@ -1,4 +1,4 @@
-"""What a picture of a graph shows in any format: nested boxes, labelled nodes, labelled arrows."""
+"""The parts of a picture of a graph in any format: nested boxes, labelled nodes, labelled arrows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import gcd
-from typing import Any, Final
+from typing import Final
 
 from sightline.graph.arguments import REQUIRED, signature
 from sightline.graph.graph import Edge, Graph, Node, Ref
-from sightline.graph.module_scopes import ScopeTree, scope_tree
+from sightline.graph.module_scopes import ScopeTree, relative_path, scope_tree
 from sightline.graph.node_names import base_name
 from sightline.notation import constant_text, count_text
 
@@ -130,7 +129,15 @@ class Drawing:
         if inline:
             self._inline()
         self.top = Box("", "", "")
-        self._fill()
+        self._roots = sum(scope.parent < 0 for scope in self._tree.scopes)
+        scope_of = dict(self._tree.of_node)
+        for edge in graph.edges:  # a node that does not run is drawn in the scope around its readers
+            if graph.by_id[edge.source].kind in _INLINE and edge.target not in self._hidden:
+                self._tree.widen(scope_of, edge.source, edge.target)
+        for node in graph.topological():
+            if node.id not in self._hidden:
+                box = self._box_of[node.id] = self._box(scope_of.get(node.id, -1))
+                box.items.append(node)
 
     # -- boxes -----------------------------------------------------------------------------------
 
@@ -153,23 +160,9 @@ class Drawing:
             repeats[number] = gcd(repeats[number], calls[number])
         return repeats
 
-    def _fill(self) -> None:
-        scope_of = self._node_scopes()
-        for node in self.graph.topological():
-            if node.id not in self._hidden:
-                box = self._box_of[node.id] = self._box(scope_of.get(node.id, -1))
-                box.items.append(node)
-
-    def _node_scopes(self) -> dict[int, int]:
-        """The scope each node is drawn in; for a node that does not run, the one around its readers."""
-        scope_of = dict(self._tree.of_node)
-        for edge in self.graph.edges:
-            if self.graph.by_id[edge.source].kind in _INLINE and edge.target not in self._hidden:
-                self._tree.widen(scope_of, edge.source, edge.target)
-        return scope_of
-
     def _box(self, scope: int) -> Box:
-        missing = []  # a loop, as modules may be nested deeper than Python can recurse
+        """The box of a scope, made with those around it on first use."""
+        missing = []  # no recursion: modules may be nested deeper than Python allows
         while scope >= 0 and scope not in self._boxes:
             missing.append(scope)
             scope = self._tree.scopes[scope].parent
@@ -177,7 +170,9 @@ class Drawing:
         for inner in reversed(missing):
             outermost = self._tree.scopes[inner].parent < 0
             if self._counts[inner] >= 2 and not (outermost and self._roots < 2):
-                around, box = box, self._new_box(inner, box)
+                path, around, repeat = self._tree.scopes[inner].path, box, self._repeats[inner] or 1
+                title, type = self.path_text(path, around.path), self.graph.modules.get(path, "")
+                box = Box(title, type, path, repeat, [], max(1, repeat // around.repeat))
                 around.items.append(box)
             self._boxes[inner] = box
         return box
@@ -194,25 +189,16 @@ class Drawing:
             elif isinstance(item, Box):
                 boxes.append((item, iter(item.items)))
 
-    @cached_property
-    def _roots(self) -> int:
-        return sum(scope.parent < 0 for scope in self._tree.scopes)
-
-    def _new_box(self, scope: int, around: Box) -> Box:
-        path = self._tree.scopes[scope].path
-        repeat = self._repeats[scope] or 1
-        type = self.graph.modules.get(path, "")
-        return Box(self.path_text(path, around.path), type, path, repeat, [], max(1, repeat // around.repeat))
-
     def path_text(self, path: str, around: str) -> str:
         """A path relative to the one around it: ``attn``; of folded layers ``h.0 … h.11``."""
-        short = _relative_path(path, around)
+        short = relative_path(path, around)
         last = self.graph.info.get("folds", {}).get(path, [path])[0]
-        return short if last == path else f"{short} … {_relative_path(str(last), around)}"
+        return short if last == path else f"{short} … {relative_path(str(last), around)}"
 
     # -- nodes -----------------------------------------------------------------------------------
 
     def _inline(self) -> None:
+        """Hide parameters, buffers and constants that are written on their readers."""
         readers: dict[int, dict[int, Edge]] = {}
         for edge in self.graph.edges:
             source = self.graph.by_id[edge.source]
@@ -239,7 +225,7 @@ class Drawing:
         times = max(1, node.repeat // box.repeat) if node.kind in ("call", "output") else 1
         if node.kind != "call":
             shapes = tuple(self.shape(node, slot) for slot in range(len(node.outputs[:1])))
-            title = _relative_path(node.op, box.path) if node.kind in _INLINE else node.op
+            title = relative_path(node.op, box.path) if node.kind in _INLINE else node.op
             return Label(title, times, "", shapes)
         collapsed = "collapsed" in node.info
         # The module is written on the node where the box does not show it.
@@ -251,7 +237,10 @@ class Drawing:
             # A box that stands for several layers describes one of them.
             lines.append(f"{count_text(node.info['parameters'] // box.repeat)} parameters")
         inlined = self.inlined.get(node.id, [])
-        lines += [f"{_part(name, source)} {_shape(source)}" for name, source in inlined[:_MAX_LINES]]
+        for argument, source in inlined[:_MAX_LINES]:
+            # The name in its module says more than the argument of ``addmm``.
+            own = source.op.rpartition(".")[2] if source.kind in ("parameter", "buffer") else argument
+            lines.append(f"{own} {source.outputs[0] if source.outputs else ''}")
         if len(inlined) > _MAX_LINES:
             lines[-1] = f"… {len(inlined) - _MAX_LINES + 1} more"
         return Label(node.op, times, self.path_text(module, box.path) if module else "", tuple(lines))
@@ -265,7 +254,10 @@ class Drawing:
 
     def tip(self, node: Node) -> str:
         """The tooltip of a node: its name, arguments, module and source line."""
-        args = ", ".join(f"{key}={_short(item)}" for key, item in node.args.items())
+        texts = {key: constant_text(item) for key, item in node.args.items()}
+        args = ", ".join(
+            f"{key}={text if len(text) <= 60 else f'{text[:57]}…'}" for key, text in texts.items()
+        )
         parts = [f"{node.name} = {node.target or node.op}({args})", node.module, node.source]
         return "\n".join(part for part in parts if part)
 
@@ -281,11 +273,16 @@ class Drawing:
         return [self._arrow(edges, density.is_alone(*key[:2])) for key, edges in groups.items()]
 
     def _arrow(self, edges: list[Edge], alone: bool) -> Arrow:
+        """The arrow for several edges between the same two nodes."""
         source, target = self.graph.by_id[edges[0].source], self.graph.by_id[edges[0].target]
         texts: dict[str, int] = {}
         slots: set[tuple[int, str]] = set()
         for edge in edges:
-            text = self._edge_text(edge, source, target)
+            text = ""  # a source that does not run has its shape on it
+            if source.kind in ("call", "output"):
+                text = self.shape(source, edge.slot) or (str(edge.meta) if edge.meta else "")
+            if edge.repeat > 1 and (edge.loop or not source.repeat == target.repeat == edge.repeat):
+                text = f"{text} ×{edge.repeat}".strip()
             if (edge.slot, text) not in slots:  # one tensor for several arguments is listed once
                 texts[text] = texts.get(text, 0) + 1
             slots.add((edge.slot, text))
@@ -295,14 +292,6 @@ class Drawing:
         near = self._box_of[source.id] is self._box_of[target.id]
         text = "\n".join(filter(None, lines))
         return Arrow(source.id, target.id, text, edges[0].loop, tip, near, alone)
-
-    def _edge_text(self, edge: Edge, source: Node, target: Node) -> str:
-        text = self.shape(source, edge.slot) or (str(edge.meta) if edge.meta else "")
-        if source.kind not in ("call", "output"):
-            text = ""  # the node itself has it
-        if edge.repeat > 1 and (edge.loop or source.repeat != target.repeat or edge.repeat != source.repeat):
-            text = f"{text} ×{edge.repeat}".strip()
-        return text
 
 
 class _ArrowDensity:
@@ -328,21 +317,3 @@ class _ArrowDensity:
         box, at = id(self._box_of[target]), self._position[source]
         passing = bisect_right(self._starts[box], at) - bisect_right(self._ends[box], at)
         return self._leaving[source] == self._entering[target] == 1 and passing <= 2  # itself and another
-
-
-def _relative_path(path: str, around: str) -> str:
-    return path[len(around) + 1 :] if around and path.startswith(f"{around}.") else path
-
-
-def _part(argument: str, source: Node) -> str:
-    """The name of a parameter in its module, which says more than the argument of ``addmm``."""
-    return source.op.rpartition(".")[2] if source.kind in ("parameter", "buffer") else argument
-
-
-def _shape(source: Node) -> str:
-    return str(source.outputs[0]) if source.outputs else ""
-
-
-def _short(item: Any) -> str:
-    text = constant_text(item)
-    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -48,9 +48,11 @@ def to_json(graph: Graph) -> str:
         for node in graph.nodes
     ]  # fmt: skip
     edges = [[e.source, e.target, e.slot, e.argument, meta(e.meta), e.repeat, e.loop] for e in graph.edges]
+    values = ([getattr(item, key) for key in _META] for item in metas)
+    plain_metas = [[list(value) if isinstance(value, tuple) else value for value in row] for row in values]
     document = {
         "format": FORMAT, "version": VERSION, "name": graph.name, "modules": graph.modules,
-        "info": encode(graph.info), "metas": [_plain_meta(item) for item in metas],
+        "info": encode(graph.info), "metas": plain_metas,
         "nodes": nodes, "edges": edges,
     }  # fmt: skip
     return json.dumps(document, ensure_ascii=False, allow_nan=False)
@@ -79,10 +81,10 @@ def from_json(text: str) -> Graph:
 
 
 def _read_graph(document: dict[str, Any]) -> Graph:
-    metas = [
-        TensorMeta(tuple(shape), None if stride is None else tuple(stride), *map(_to_tuple, rest))
-        for shape, stride, *rest in document["metas"]
-    ]
+    metas: list[TensorMeta] = []
+    for shape, stride, *others in document["metas"]:
+        rest: list[Any] = [tuple(value) if isinstance(value, list) else value for value in others]
+        metas.append(TensorMeta(tuple(shape), None if stride is None else tuple(stride), *rest))
 
     def meta(at: int | None) -> TensorMeta | None:
         return None if at is None else metas[_index(at)]
@@ -107,16 +109,6 @@ def _index(at: Any) -> int:
     if type(at) is not int or at < 0:
         raise ValueError(f"{at!r} is no position")
     return at
-
-
-def _to_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _plain_meta(item: TensorMeta) -> list[Any]:
-    return [
-        list(value) if isinstance(value, tuple) else value for value in (getattr(item, key) for key in _META)
-    ]
 
 
 def encode(item: Any) -> Any:
@@ -149,19 +141,16 @@ def encode(item: Any) -> Any:
 
 
 def decode(item: Any) -> Any:
-    """The inverse of `encode`; what was not plain data is a `Symbol` now."""
+    """The inverse of `encode`; an argument that was not plain data is a `Symbol` now."""
     if isinstance(item, list):
         return [decode(part) for part in item]
     if not isinstance(item, dict):
         return item
-    if len(item) == 1:
-        key, content = next(iter(item.items()))
-        if key.startswith("$"):
-            return _decode_special(key, content)
-    return {str(key): decode(part) for key, part in item.items()}
-
-
-def _decode_special(key: str, content: Any) -> Any:
+    key: str
+    content: Any
+    key, content = next(iter(item.items()), ("", None))
+    if len(item) != 1 or not key.startswith("$"):
+        return {str(key): decode(part) for key, part in item.items()}
     if key == "$ref":
         return Ref(str(content[0]), int(content[1]))
     if key == "$tuple":

@@ -1,8 +1,8 @@
-"""A graph as text, a line for each node, at 100 columns: what ``print(graph)`` shows."""
+"""A graph as text, a line for each node, at 100 columns: the output of ``print(graph)``."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from sightline.graph.formats.drawing import printable
 from sightline.graph.graph import Graph, Node, Ref
@@ -43,7 +43,12 @@ def _line(node: Node, width: int) -> str:
         end += f"  [{node.module}]"
     if node.kind in ("call", "output"):
         room = _WIDTH - 6 - width - len(node.op) - len(end)  # arguments are cut before the result
-        text = f"{node.op}({_cut(', '.join(_arguments(node)), max(room, 12))})"
+        args = [  # tensors by the node they come from, the rest by name; None is left out
+            _cut(repr(item) if isinstance(item, Ref) else f"{key}={constant_text(item)}", 40)
+            for key, item in node.args.items()
+            if item is not None
+        ]
+        text = f"{node.op}({_cut(', '.join(args), max(room, 12))})"
     else:
         text = node.kind if node.op in (node.name, node.kind) else f"{node.kind} {node.op}"
     return _cut(" ".join(printable(f"  {name:<{width}}  {text}{end}").splitlines()), _WIDTH)
@@ -51,12 +56,3 @@ def _line(node: Node, width: int) -> str:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _arguments(node: Node) -> list[str]:
-    """Tensors by the node they come from, the rest by name; None is left out."""
-    return [_text(key, item) for key, item in node.args.items() if item is not None]
-
-
-def _text(key: str, item: Any) -> str:
-    return _cut(repr(item) if isinstance(item, Ref) else f"{key}={constant_text(item)}", 40)

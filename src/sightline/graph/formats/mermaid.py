@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sightline.graph.formats.drawing import Box, Drawing, printable
+from sightline.graph.formats.drawing import Drawing, printable
 from sightline.graph.graph import Graph, Node
 
 _SHAPES: Final = {"input": ('(["', '"])'), "output": ('(["', '"])'), "call": ('["', '"]')}
@@ -16,7 +16,7 @@ _CLASSES: Final = """\
   classDef constant fill:#f1f3f5,stroke:#868e96
   classDef call fill:#ffffff,stroke:#495057"""
 
-#: What could end a label or start markup in it.
+#: Characters that could end a label or start markup in it.
 _ENTITIES: Final = {
     "#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;", "\\": "#92;",
     "{": "#123;", "}": "#125;", "|": "#124;", ";": "#59;",
@@ -32,15 +32,22 @@ def to_mermaid(graph: Graph) -> str:
     drawing = Drawing(graph)
     lines = ["flowchart TB"]
     for item, box, depth in drawing.walk():
-        if item is not None:
-            line = _node(drawing, item, box) if isinstance(item, Node) else _box_line(item, len(lines))
-            lines.append("  " * depth + line)
+        if isinstance(item, Node):
+            label = drawing.label(item, box)
+            texts = [label.heading, label.module, *label.lines]
+            text = "<br/>".join(escaped(each) for each in texts if each)
+            before, after = _SHAPES.get(item.kind, ('("', '")'))
+            lines.append(f"{'  ' * depth}{_key(item.id)}{before}{text or ' '}{after}:::{item.kind}")
+        elif item is not None:
+            times = f" ×{item.times}" if item.times > 1 else ""
+            title = escaped(f"{item.title} {item.type}{times}".strip())
+            lines.append(f'{"  " * depth}subgraph s{len(lines)}["{title}"]')
         elif depth > 1:
             lines.append("  " * (depth - 1) + "end")
     for arrow in drawing.arrows():
         text = "<br/>".join(map(escaped, arrow.text.splitlines()))
-        label = f'|"{text}"|' if text else ""
-        lines.append(f"  {_key(arrow.source)} {'-.->' if arrow.loop else '-->'}{label} {_key(arrow.target)}")
+        sign = ("-.->" if arrow.loop else "-->") + (f'|"{text}"|' if text else "")
+        lines.append(f"  {_key(arrow.source)} {sign} {_key(arrow.target)}")
     lines.append(_CLASSES)
     return "\n".join(lines) + "\n"
 
@@ -53,21 +60,6 @@ def escaped(text: str) -> str:
     """
     flat = " ".join(printable(text).split())
     return "".join(_ENTITIES.get(character, character) for character in flat)
-
-
-def _node(drawing: Drawing, node: Node, box: Box) -> str:
-    label = drawing.label(node, box)
-    texts = [label.heading, label.module, *label.lines]
-    text = "<br/>".join(escaped(each) for each in texts if each)
-    before, after = _SHAPES.get(node.kind, ('("', '")'))
-    return f"{_key(node.id)}{before}{text or ' '}{after}:::{node.kind}"
-
-
-def _box_line(box: Box, number: int) -> str:
-    """The line that opens a box."""
-    times = f" ×{box.times}" if box.times > 1 else ""
-    title = escaped(f"{box.title} {box.type}{times}".strip())
-    return f'subgraph s{number}["{title}"]'
 
 
 def _key(id: int) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from sightline.graph.formats.drawing import printable
-from sightline.graph.graph import Edge, Graph, Node
-from sightline.graph.module_scopes import ScopeTree, scope_tree
+from sightline.graph.graph import Graph, Node
+from sightline.graph.module_scopes import ScopeTree, relative_path, scope_tree
 from sightline.notation import constant_text
 
 
@@ -26,15 +26,25 @@ def to_model_explorer(graph: Graph) -> dict[str, Any]:
     tree = scope_tree(graph)
     spaces = _Namespaces(graph, tree)
     nodes = [_node(graph, node, spaces.of(node)) for node in graph.topological()]
+    quantities: dict[str, dict[str, dict[str, float]]] = {}
+    for node in graph.nodes:
+        numbers = {key: node.info.get(key) for key in ("duration", "flops")}
+        first: dict[str, Any] = next(filter(None, node.info.get("statistics") or []), {})
+        numbers |= {key: first.get(key) for key in ("mean", "std", "nans", "infs")}
+        for key, value in numbers.items():
+            if isinstance(value, int | float) and value == value:
+                quantities.setdefault(key, {})[node.name] = {"value": value}
     name = printable(graph.name) or "graph"
     inner: dict[str, Any] = {"id": name, "nodes": nodes}
     classes = spaces.classes()
     if classes:
         inner["groupNodeAttributes"] = classes
     collection: dict[str, Any] = {"label": name, "graphs": [inner]}
-    data = _node_data(graph)
-    if data:
-        collection["nodeData"] = data
+    if quantities:
+        gradient = [{"stop": 0, "bgColor": "white"}, {"stop": 1, "bgColor": "#ff922b"}]
+        collection["nodeData"] = [
+            {"name": key, "results": results, "gradient": gradient} for key, results in quantities.items()
+        ]
     return collection
 
 
@@ -49,9 +59,7 @@ class _Namespaces:
         for scope in tree.scopes:
             around = self._texts[scope.parent] if scope.parent >= 0 else ""
             outer = tree.scopes[scope.parent].path if scope.parent >= 0 else ""
-            inner = (
-                scope.path[len(outer) + 1 :] if outer and scope.path.startswith(f"{outer}.") else scope.path
-            )
+            inner = relative_path(scope.path, outer)
             own = "/".join(printable(part).replace("/", "∕") for part in inner.split("."))
             text = "/".join(part for part in (around, own) if part)
             count = seen[text] = seen.get(text, 0) + 1
@@ -83,7 +91,14 @@ def _node(graph: Graph, node: Node, namespace: str) -> dict[str, Any]:
         "id": node.name,
         "label": printable(node.op) + times,
         "namespace": namespace,
-        "incomingEdges": [_edge(graph, edge, at) for at, edge in enumerate(graph.incoming(node))],
+        "incomingEdges": [
+            {
+                "sourceNodeId": graph.by_id[edge.source].name,
+                "sourceNodeOutputId": str(edge.slot),
+                "targetNodeInputId": str(at),
+            }
+            for at, edge in enumerate(graph.incoming(node))
+        ],
         "attrs": [_attr(key, value) for key, value in attrs if value],
         "outputsMetadata": [
             {"id": str(slot), "attrs": [_attr("tensor_shape", str(meta))]}
@@ -96,27 +111,5 @@ def _node(graph: Graph, node: Node, namespace: str) -> dict[str, Any]:
     }
 
 
-def _edge(graph: Graph, edge: Edge, at: int) -> dict[str, str]:
-    return {
-        "sourceNodeId": graph.by_id[edge.source].name,
-        "sourceNodeOutputId": str(edge.slot),
-        "targetNodeInputId": str(at),
-    }
-
-
 def _attr(key: str, value: str) -> dict[str, str]:
     return {"key": printable(key), "value": printable(value)}
-
-
-def _node_data(graph: Graph) -> list[dict[str, Any]]:
-    """The measured numbers of the nodes, one set for each quantity."""
-    quantities: dict[str, dict[str, dict[str, float]]] = {}
-    for node in graph.nodes:
-        numbers = {key: node.info.get(key) for key in ("duration", "flops")}
-        first: dict[str, Any] = next(filter(None, node.info.get("statistics") or []), {})
-        numbers |= {key: first.get(key) for key in ("mean", "std", "nans", "infs")}
-        for key, value in numbers.items():
-            if isinstance(value, int | float) and value == value:
-                quantities.setdefault(key, {})[node.name] = {"value": value}
-    gradient = [{"stop": 0, "bgColor": "white"}, {"stop": 1, "bgColor": "#ff922b"}]
-    return [{"name": key, "results": results, "gradient": gradient} for key, results in quantities.items()]

@@ -7,7 +7,7 @@
 namespace sightline {
 namespace {
 
-// Keep what a call was given for observers.
+// Keep the arguments of a call for observers.
 template <class Make>
 void keep_given(Recording& recording, ApiCall& api, const char* maker, int32_t number, PyObject* names,
                 PyObject* keywords, Lock& lock, Make make_values) {
@@ -25,7 +25,7 @@ bool may_follow(Recording& recording, PyCodeObject* code, int before, int after,
   if (found != recording.api.follows.end()) return found->second;
   bool follows = after > before;
   ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(recording.host, "may_follow", "Oii", code, before, after));
+    Owned answer(PyObject_CallMethod(recording.session, "may_follow", "Oii", code, before, after));
     if (answer) follows = PyObject_IsTrue(answer.get()) == 1;
     if (PyErr_Occurred()) recording.fault();
   });
@@ -80,8 +80,8 @@ bool takes_subject(const Recording& recording, PyObject* subject, const Argument
       given.tensors[0]->unsafeGetTensorImpl() == recording.types.tensor_of(subject).unsafeGetTensorImpl();
 }
 
-// Whether an op at the place of an open call is the first of the next call there. An indexing call begins with what
-// it indexes; for others the first op decides.
+// Whether an op at the place of an open call is the first of the next call there. An indexing call begins with its
+// subject; for others the first op decides.
 bool begins_again(
     const Recording& recording, ApiCall& api, const OpTraits& traits, PyObject* subject, const Arguments& given) {
   if (api.read_number) {
@@ -97,7 +97,7 @@ bool begins_again(
 }
 
 // Whether an op inside a torch function belongs to the open call of it. Where no frame has moved, either the function is
-// called again, or what it calls in C runs several ops.
+// called again, or a C function it calls runs several ops.
 bool goes_on(
     Recording& recording, ApiCall& api, const OpTraits& traits, const c10::SmallVector<Place, 4>& inside, int32_t code,
     const Arguments& given, Lock& lock) {
@@ -155,10 +155,10 @@ void begin_api_call(
     c10::ArrayRef<const c10::IValue> values, int64_t entered, Lock& lock) {
   const Frame* innermost = current_frame();
   const bool in_backward = state.in_backward();
-  const Frame* function = nullptr;  // the outermost of torch's own functions below the mark
+  const Frame* function = nullptr;  // the outermost of torch's own functions below the anchor
   Recording::Path path;
-  recording.path_to_mark(state, innermost, path, lock);
-  int32_t stack = state.top().above;
+  recording.path_to_anchor(state, innermost, path, lock);
+  int32_t stack = state.top().stack;
   int32_t outside = stack;  // the stack of the caller of the torch function
   int32_t innermost_code = -1;
   for (auto at = path.rbegin(); at != path.rend(); ++at) {
@@ -175,7 +175,7 @@ void begin_api_call(
   size_t operands_count = 0;
   const bool after_backward = api.id >= 0 && api.backward;
   if (in_backward && after_backward && is_pass_of_call(recording, state, innermost, lock)) {
-    api.bits &= ~(kRaised << kFlagShift);  // what an op of it has raised was caught
+    api.bits &= ~(kRaised << kFlagShift);  // the exception of an op inside it was caught
     return;
   }
   if (function != nullptr) {
@@ -244,7 +244,7 @@ void begin_api_call(
       }
       if (known.by_op) {
         known = traits_by_op(recording, traits, operands.callable, lock);
-        readable = false;  // what was passed to `max(x, y)` is not what its comparison was given
+        readable = false;  // the arguments of `max(x, y)` are not those of its comparison
       } else if (PyCFunction_CheckExact(operands.callable)) {
         PyObject* self = PyCFunction_GET_SELF(operands.callable);
         if (self != nullptr && is_tensor(recording, self)) operands.objects.insert(operands.objects.begin(), self);
@@ -264,7 +264,7 @@ void begin_api_call(
       read_call(recording, operands, maker, known.info, api, lock);
       keep_given(recording, api, maker, known.info, operands.names, operands.keywords, lock, [&] { return tuple_of(operands); });
     } else {
-      // Its operands cannot be read: what its op was given is the next best.
+      // Its operands cannot be read: the arguments of its op are the next best.
       for (const at::TensorBase* tensor : given.tensors) api.inputs.push_back(recording.value_of(*tensor, lock));
       api.form = recording.form_of(traits, given, values, lock);
       keep_given(recording, api, "op", traits.number, nullptr, nullptr, lock, [&] { return python_list(values, object_of); });
@@ -294,7 +294,7 @@ void begin_api_call(
 }
 
 void end_api_op(
-    Recording& recording, ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made, bool raised,
+    Recording& recording, ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> outputs, bool raised,
     int64_t end, Lock& lock) {
   ApiCall& api = state.api;
   api.end = end;
@@ -320,17 +320,17 @@ void end_api_op(
   }
   if (api.returns_nothing) return;
   Arguments results;
-  for (const c10::IValue& value : made) read(value, results);
+  for (const c10::IValue& value : outputs) read(value, results);
   api.outputs.clear();
   api.results.clear();
   api.result_metadata.clear();
   for (const at::TensorBase* tensor : results.tensors) {
-    api.outputs.push_back(recording.produced(*tensor, api.id, nullptr, lock));
+    api.outputs.push_back(recording.output(*tensor, api.id, nullptr, lock));
     if (!recording.observes_api) continue;
     api.results.emplace_back(tensor->getIntrusivePtr());
     api.result_metadata.push_back(recording.metadata_of(*tensor, lock));
   }
-  api.result = recording.result_form(*op.traits, made, true, lock);
+  api.result = recording.result_form(*op.traits, outputs, true, lock);
 }
 
 }  // namespace sightline

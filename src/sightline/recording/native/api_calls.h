@@ -15,7 +15,7 @@ void begin_api_call(
     Recording& recording, ThreadState& state, OpTraits& traits, const Arguments& given,
     c10::ArrayRef<const c10::IValue> values, int64_t entered, Lock& lock);
 void end_api_op(
-    Recording& recording, ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made, bool raised,
+    Recording& recording, ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> outputs, bool raised,
     int64_t end, Lock& lock);
 
 }  // namespace sightline

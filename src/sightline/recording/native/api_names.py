@@ -115,31 +115,30 @@ def _is_helper(called: Any) -> bool:
 
 
 def _is_operator(called: Any) -> bool:
-    """Whether it is what `torch.ops` calls: an operator, or without a name one of its overloads."""
+    """Whether `torch.ops` calls it: an operator, or without a name one of its overloads."""
     return isinstance(called, BuiltinFunctionType) and (called.__module__ or "").startswith("torch._ops.")
 
 
 class ApiNames:
-    """The API calls of one recording, by what was called."""
+    """The API calls of one recording, by their callables."""
 
     def __init__(self, infos: list[OpInfo]) -> None:
         self._infos = infos
-        self._numbers: dict[Any, int] = {}
+        self._numbers: dict[str, int] = {}
         self._names: dict[int, list[str]] = {}  # of the parameters of Python functions
         self._kept_alive: list[Any] = []  # C++ refers to these by address
-
-    def _number(self, key: Any, traits: OpTraits) -> int:
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = add_info(self._infos, traits).number
-        return number
 
     def of(self, function: Any) -> int:
         """The number of a function or method; -1 for one that makes no tensor and runs no op."""
         return self._of_traits(api_traits(function))
 
     def _of_traits(self, traits: OpTraits) -> int:
-        return -1 if traits.noise else self._number(traits.name, traits)
+        if traits.noise:
+            return -1
+        number = self._numbers.get(traits.name)
+        if number is None:
+            number = self._numbers[traits.name] = add_info(self._infos, traits).number
+        return number
 
     def method(self, name: str) -> int:
         """The number of a tensor method, or ``@T`` for a property; -1 if tensors have none."""

@@ -1,4 +1,4 @@
-// What a call was given: the tensors in it, in order, and a key for everything else. Calls with equal keys have
+// The arguments of a call: its tensors in order, and a key for everything else. Calls with equal keys have
 // equal *forms*; the form itself is made in Python, once for each key.
 #pragma once
 
@@ -21,12 +21,12 @@ namespace sightline {
 struct Arguments {
   uint64_t key = 0x243F6A8885A308D3ull;
   c10::SmallVector<const at::TensorBase*, 8> tensors;
-  bool needs_python = false;  // something in it only Python can read, or must be looked at each time
+  bool needs_python = false;  // only Python can read one, or one must be read each time
   bool needs_gil = false;  // it holds a list or a dict, which another thread may be changing
   bool has_gil = false;
-  std::vector<at::Tensor> held;  // what was read with the GIL, kept until it is known
+  std::vector<at::Tensor> held;  // tensors that were read with the GIL, kept until their values are known
 
-  // The tensors may be let go of by others once the GIL is: hold them.
+  // Another thread may release the tensors once it has the GIL: hold them.
   void hold() {
     held.reserve(tensors.size());
     for (const at::TensorBase*& tensor : tensors) {
@@ -131,7 +131,7 @@ inline void read(const c10::IValue& value, Arguments& into) {
 // How objects of a Python type are read; Python says so, once for each type.
 enum class TypeKind : uint8_t { kTensor, kSequence, kMapping, kSingleton, kNamed, kPython, kDevice };
 
-// What is read of Python objects needs no GIL where they belong to a call of this thread: they are held by its frames.
+// Reading Python objects needs no GIL where they belong to a call of this thread: they are held by its frames.
 class PythonTypes {
  public:
   std::unordered_map<PyTypeObject*, TypeKind> kinds;  // keys are pinned

@@ -1,4 +1,4 @@
-"""What C++ has written, as Python reads it: rows, stacks and values."""
+"""The data of C++, as Python reads it: rows, stacks and values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NativeStream:
         return taken
 
     def freeze(self) -> None:
-        """Copy what is in it: C++ is about to free it."""
+        """Copy its rows: C++ is about to free them."""
         if self._frozen is None:
             self._frozen = self._read(take=False)
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
@@ -94,7 +94,7 @@ def try_in_a_process(path: Path) -> None:
         return  # Python is embedded in another program, which must not be started for this
     command = [program, "-c", _TRIAL, json.dumps(sys.path), str(path)]
     try:
-        done = subprocess.run(  # noqa: S603 — this Python, and what was just compiled
+        done = subprocess.run(  # noqa: S603 — this Python, and the file that was just compiled
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             timeout=_TRIAL_SECONDS, check=False,
         )  # fmt: skip
@@ -156,11 +156,10 @@ class Builder:
 
     def existing(self) -> Path | None:
         """The extension if it was built before, and may be trusted."""
-        path = self._built_elsewhere() if self.toolchain.compiler is None else self.folder / _BUILT
-        return path if path is not None and trusted_files.exists(path) else None
-
-    def _built_elsewhere(self) -> Path | None:
-        """The build of the same sources by any compiler: containers are often run without one."""
+        if self.toolchain.compiler is not None:
+            path = self.folder / _BUILT
+            return path if trusted_files.exists(path) else None
+        # The build of the same sources by any compiler: containers are often run without one.
         expected = self.toolchain.facts(self.sources)
         for path in sorted(self.cache.glob(f"native/*/{_FACTS}")):
             try:
@@ -168,8 +167,9 @@ class Builder:
             except (OSError, ValueError, NativeUnavailable):
                 continue
             if isinstance(facts, dict) and facts | {"compiler": None} == expected:
-                if (path.parent / _BUILT).is_file():
-                    return path.parent / _BUILT
+                built = path.parent / _BUILT
+                if built.is_file():
+                    return built if trusted_files.exists(built) else None
         return None
 
     def failure(self) -> str | None:
@@ -200,7 +200,10 @@ class Builder:
         self.check()
         try:
             trusted_files.check_folder(self.folder)
-            _make_private(self.folder)
+            for each in reversed((self.folder, *self.folder.parents)):  # only their owner may read new ones
+                if not _exists(each):
+                    with suppress(FileExistsError):  # another process was faster
+                        each.mkdir(0o700)
             trusted_files.check_folder(self.folder)  # another user may have been faster
             with _locked(self.folder / _LOCK) as locked:
                 path = self.existing()  # another process may have built it meanwhile
@@ -278,21 +281,31 @@ class Builder:
         environment = os.environ | {"LC_ALL": "C", "TMPDIR": str(work)}
         if self.toolchain.sanitize:
             environment.pop("LD_PRELOAD", None)  # the sanitizer's library is for Python, not for the compiler
-        failed, text = _run(command, environment, work / "output.txt")
+        output = work / "output.txt"
+        with output.open("wb") as file:
+            file.write(f"$ {shlex.join(command)}\n".encode())
+            file.flush()
+            # In a session of its own, because a compiler is several processes that must end together.
+            process = subprocess.Popen(  # noqa: S603 — the user's own compiler
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            failed = process.wait(_COMPILE_SECONDS) != 0
+        except subprocess.TimeoutExpired:
+            failed = True
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        text = output.read_text("utf-8", "replace")
         trusted_files.write_text(log, text)
         return text if failed else ""
 
 
 def _exists(path: Path) -> bool:
     return os.path.exists(path)  # Path.exists raises where a folder above may not be read
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder and its parents; only their owner may read the new ones."""
-    for each in reversed((folder, *folder.parents)):
-        if not _exists(each):
-            with suppress(FileExistsError):  # another process was faster
-                each.mkdir(0o700)
 
 
 @contextmanager
@@ -337,25 +350,3 @@ def write_progress(text: str) -> None:
     with suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(text)
         sys.stderr.flush()
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str], output: Path) -> tuple[bool, str]:
-    """Run a command; whether it failed, and what it printed."""
-    with output.open("wb") as file:
-        file.write(f"$ {shlex.join(command)}\n".encode())
-        file.flush()
-        # In a session of its own, because a compiler is several processes that must end together.
-        process = subprocess.Popen(  # noqa: S603 — the user's own compiler
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-    try:
-        failed = process.wait(_COMPILE_SECONDS) != 0
-    except subprocess.TimeoutExpired:
-        failed = True
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return failed, output.read_text("utf-8", "replace")

@@ -33,7 +33,7 @@ bool read_operands(Recording& recording, const Operands& operands, Arguments& in
   }
 }
 
-// What identifies a callable without keeping it: methods that are bound anew for each call share their definition.
+// A key that identifies a callable without keeping it: methods that are bound anew for each call share their definition.
 const void* key_of(PyObject* callable) {
   if (PyCFunction_CheckExact(callable)) return reinterpret_cast<PyCFunctionObject*>(callable)->m_ml;
   if (Py_IS_TYPE(callable, &PyMethodDescr_Type)) return reinterpret_cast<PyMethodDescrObject*>(callable)->d_method;
@@ -63,11 +63,11 @@ PyObject* tuple_of(const Operands& operands) {
 
 void read_call(
     Recording& recording, const Operands& operands, const char* maker, int32_t number, ApiCall& api, Lock& lock) {
-  Arguments found;
-  const bool readable = read_operands(recording, operands, found, lock);
-  const uint64_t key = mixed(found.key, static_cast<uint64_t>(number) + 0xA1B1);
+  Arguments arguments;
+  const bool readable = read_operands(recording, operands, arguments, lock);
+  const uint64_t key = mixed(arguments.key, static_cast<uint64_t>(number) + 0xA1B1);
   if (readable) {
-    for (const at::TensorBase* tensor : found.tensors) {
+    for (const at::TensorBase* tensor : arguments.tensors) {
       if (tensor->defined()) api.inputs.push_back(recording.value_of(*tensor, lock));
     }
     const auto known = recording.forms.find(key);
@@ -79,9 +79,9 @@ void read_call(
   api.form = recording.no_form;
   ask(lock, [&] {
     Owned given(tuple_of(operands));
-    const auto shared = static_cast<unsigned long long>(readable ? found.key : 0);
+    const auto shared = static_cast<unsigned long long>(readable ? arguments.key : 0);
     Owned answer(PyObject_CallMethod(
-        recording.host, "new_api_form", "siKOOO", maker, number, shared, given.get(), operands.names ? operands.names : Py_None,
+        recording.session, "new_api_form", "siKOOO", maker, number, shared, given.get(), operands.names ? operands.names : Py_None,
         operands.keywords ? operands.keywords : Py_None));
     PyObject* list = nullptr;
     if (!answer || !PyArg_ParseTuple(answer.get(), "iO!", &api.form, &PyList_Type, &list)) {
@@ -102,7 +102,7 @@ const Site& site_of(Recording& recording, PyCodeObject* code, int32_t number, in
   if (found != recording.api.sites.end()) return found->second;
   Site site;
   ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(recording.host, "new_site", "Oi", code, instruction));
+    Owned answer(PyObject_CallMethod(recording.session, "new_site", "Oi", code, instruction));
     int kind, keywords, is_tuple;
     PyObject* names;
     if (!answer ||
@@ -115,7 +115,7 @@ const Site& site_of(Recording& recording, PyCodeObject* code, int32_t number, in
     site.kind = static_cast<SiteKind>(kind);
     site.has_keywords = keywords != 0;
     site.is_tuple = is_tuple != 0;
-    if (names != Py_None) site.names = names;  // the host keeps it
+    if (names != Py_None) site.names = names;  // Python keeps it
   });
   return recording.api.sites.emplace(key, site).first->second;
 }
@@ -127,7 +127,7 @@ const CallableTraits& callable_traits(Recording& recording, PyObject* callable, 
   CallableTraits traits;
   traits.by_op = true;
   ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(recording.host, "new_callable", "O", callable));
+    Owned answer(PyObject_CallMethod(recording.session, "new_callable", "O", callable));
     int several, by_op, partial, indexes;
     if (!answer || !PyArg_ParseTuple(answer.get(), "ipppp", &traits.info, &several, &by_op, &partial, &indexes)) {
       recording.fault();
@@ -149,7 +149,7 @@ const CallableTraits& traits_by_op(Recording& recording, const OpTraits& op, PyO
   CallableTraits traits;
   ask(lock, [&] {
     Owned answer(PyObject_CallMethod(
-        recording.host, "new_call_by_op", "iO", op.number, callable == nullptr ? Py_None : callable));
+        recording.session, "new_call_by_op", "iO", op.number, callable == nullptr ? Py_None : callable));
     int nothing;
     if (!answer || !PyArg_ParseTuple(answer.get(), "ip", &traits.info, &nothing)) recording.fault();
     else traits.returns_nothing = nothing != 0;
@@ -163,7 +163,7 @@ const FunctionTraits& function_traits(Recording& recording, const Frame* frame, 
   if (found != recording.api.functions.end()) return found->second;
   FunctionTraits traits;
   ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(recording.host, "new_function", "O", function));
+    Owned answer(PyObject_CallMethod(recording.session, "new_function", "O", function));
     PyObject* parameters = nullptr;
     int backward;
     if (!answer || !PyArg_ParseTuple(answer.get(), "ipO!", &traits.info, &backward, &PyList_Type, &parameters)) {
@@ -171,7 +171,7 @@ const FunctionTraits& function_traits(Recording& recording, const Frame* frame, 
       return;
     }
     traits.backward = backward != 0;
-    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(parameters); ++at) {  // the host keeps the objects
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(parameters); ++at) {  // Python keeps the objects
       PyObject* one = PyList_GET_ITEM(parameters, at);
       PyObject* name = PyTuple_GET_ITEM(one, 1);
       traits.parameters.push_back(
@@ -182,11 +182,11 @@ const FunctionTraits& function_traits(Recording& recording, const Frame* frame, 
   return recording.api.functions.emplace(function, traits).first->second;
 }
 
-// The caller's operand stack still shows where each argument was, but what it points to may be gone: only None is
-// recognised without looking at it.
+// The caller's operand stack still shows where each argument was, but the object may be gone: only None is
+// recognised by its address.
 PyObject* passed(const Frame* caller, const Site& site, const Parameter& parameter, PyObject* now, Lock& lock) {
   PyObject* fallback = parameter.fallback == Py_Ellipsis ? now : parameter.fallback;
-  if (site.kind == SiteKind::kSpread && site.args_slot >= 0) {  // `f(*args, **kwargs)` of what the caller was given
+  if (site.kind == SiteKind::kSpread && site.args_slot >= 0) {  // `f(*args, **kwargs)` of the caller's own arguments
     PyObject* args = local(caller, site.args_slot);
     if (args == nullptr || !PyTuple_CheckExact(args)) return now;
     if (parameter.slot < PyTuple_GET_SIZE(args)) return PyTuple_GET_ITEM(args, parameter.slot);
@@ -240,7 +240,7 @@ bool operands_at(Recording& recording, const Frame* frame, const Site& site, Ope
     }
     case SiteKind::kSpread:
       into.callable = stack[1];
-      // What is no tuple is made one first, and may be gone by now.
+      // Anything but a tuple is converted to one first, and may be gone by now.
       if (into.callable == nullptr || !site.is_tuple) return false;
       if (stack[2] == nullptr || !PyTuple_CheckExact(stack[2])) return false;
       into.objects.append(

@@ -1,11 +1,11 @@
-// The calls into torch: what is called at an instruction, and the operands that lie on the frame's stack there.
+// The calls into torch: the callable at an instruction, and its operands on the frame's stack.
 #pragma once
 
 #include "recording.h"
 
 namespace sightline {
 
-// What a call was given: objects in order, and names for the last of them.
+// The operands of a call: objects in order, and names for the last of them.
 struct Operands {
   c10::SmallVector<PyObject*, 8> objects;
   PyObject* names = nullptr;
@@ -17,15 +17,15 @@ struct Operands {
 // The operands of the instruction a frame is at; false where they cannot be read.
 bool operands_at(Recording& recording, const Frame* frame, const Site& site, Operands& into);
 PyObject* tuple_of(const Operands& operands);
-// What a `functools.partial` calls, with what it adds.
+// Replace a `functools.partial` by the function it calls, with the arguments it adds.
 void unwrap_partial(Operands& operands, Lock& lock);
 
 // The local variable of a frame in a slot; null if it is not set.
 PyObject* local(const Frame* frame, int slot);
-// What was passed for a parameter that the function has given another value since.
+// The argument that was passed for a parameter, which the function has rebound since.
 PyObject* passed(const Frame* caller, const Site& site, const Parameter& parameter, PyObject* now, Lock& lock);
 
-// The form and the values of a call; `maker` and `number` say how what it was given is to be understood.
+// The form and the values of a call; `maker` and `number` say how its operands are to be read.
 void read_call(
     Recording& recording, const Operands& operands, const char* maker, int32_t number, ApiCall& api, Lock& lock);
 

@@ -1,4 +1,4 @@
-// What is known of the places that call torch, and of what they call.
+// The places that call torch, and the callables there.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -15,25 +15,25 @@ enum class SiteKind : uint8_t { kUnknown, kCall, kBinary, kUnary, kStore, kSprea
 
 struct Site {
   SiteKind kind = SiteKind::kUnknown;
-  int depth = 0;  // of the operand stack below what the instruction takes
+  int depth = 0;  // of the operand stack below the operands of the instruction
   int count = 0;  // arguments of a call
   int32_t callable = -1;  // of an operator: the operation it stands for
   int32_t mirrored = -1;  // the same where only the right operand is a tensor
   PyObject* names = nullptr;  // of keyword arguments, a tuple or null; pinned
-  bool is_tuple = false;  // of a call with a spread: what is spread is a tuple for certain
-  int args_slot = -1, kwargs_slot = -1;  // where the caller keeps what it spreads, if that is what it was given
+  bool is_tuple = false;  // of a call with a spread: it certainly spreads a tuple
+  int args_slot = -1, kwargs_slot = -1;  // the slots of the caller's own `*args` and `**kwargs`, if it spreads those
   bool has_keywords = false;  // of a call with a dict of keyword arguments
 };
 
-// What is known of something that can be called.
+// The properties of a callable.
 struct CallableTraits {
   int32_t info = -1;  // -1: calls of it are no API calls
   bool several = false;  // one call may run several ops, one after the other
-  bool indexes = false;  // it reads or writes what an index selects
+  bool indexes = false;  // it reads or writes by an index
   bool returns_nothing = false;
-  bool by_op = false;  // no function of torch's: the op says what was called
+  bool by_op = false;  // no function of torch's: the op names the call
   bool backward = false;
-  bool partial = false;  // a `functools.partial`: what it holds is called
+  bool partial = false;  // a `functools.partial`: its inner function is called
 };
 
 // The parameters of a torch function written in Python.

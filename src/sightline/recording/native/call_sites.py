@@ -1,7 +1,7 @@
-"""Call sites in bytecode: the operand stack at an instruction that calls torch, and what can follow it.
+"""Call sites in bytecode: the operand stack at an instruction that calls torch, and their order.
 
-C++ asks once for each instruction. The answer is where its operands begin, how many arguments a call has, and
-which method an operator calls.
+C++ calls this once for each instruction, for the position of its operands, the number of arguments of a call,
+and the method that an operator calls.
 """
 
 from __future__ import annotations
@@ -9,9 +9,17 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from types import CodeType
 from typing import Any, Final, NamedTuple
+
+from sightline.recording.source_positions import (
+    BINARY_METHODS,
+    COMPARE_METHODS,
+    MIRRORED_COMPARISONS,
+    UNARY_METHODS,
+)
 
 #: Kinds of sites: positions in C++'s ``SiteKind``.
 UNKNOWN, CALL, BINARY, UNARY, STORE, SPREAD, SLICE = range(7)
@@ -20,32 +28,30 @@ _END: Final = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
      "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"}
 )  # fmt: skip
-#: The method that an operator calls; for some it differs where only the right operand is a tensor.
-_BINARY_METHODS: Final = {
-    "+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floor_divide", "%": "remainder", "@": "matmul",
-    "**": "pow", "&": "__and__", "|": "__or__", "^": "__xor__", "<<": "__lshift__", ">>": "__rshift__",
-}  # fmt: skip
+#: The methods that operators in place call; `source_positions` has those of the others.
 _IN_PLACE_METHODS: Final = {
     "+": "add_", "-": "sub_", "*": "mul_", "/": "div_", "//": "floor_divide_", "%": "remainder_",
     "**": "pow_", "&": "__iand__", "|": "__ior__", "^": "__ixor__", "<<": "__ilshift__",
     ">>": "__irshift__",
 }  # fmt: skip
-_COMPARE_METHODS: Final = {"<": "lt", "<=": "le", "==": "__eq__", "!=": "ne", ">": "gt", ">=": "ge"}
-_MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_UNARY_METHODS: Final = {"UNARY_NEGATIVE": "neg", "UNARY_INVERT": "bitwise_not", "UNARY_POSITIVE": "positive"}
+
+
+def _usual(methods: Mapping[str, tuple[str, ...]], symbol: str) -> str:
+    """The method that an operator calls; empty for an operator that calls none."""
+    return methods.get(symbol, ("",))[0]
 
 
 class Site(NamedTuple):
     """How an instruction calls torch."""
 
     kind: int
-    depth: int = 0  #: of the operand stack below what the instruction takes
+    depth: int = 0  #: of the operand stack below the operands of the instruction
     arguments: int = 0  #: of a call; of a subscript 1
     method: str = ""  #: the tensor method that an operator calls
     mirrored: str = ""  #: the same where only the right operand is a tensor
     names: tuple[str, ...] | None = None  #: of the keyword arguments, which come last
     keywords: bool = False  #: whether a dict of keyword arguments is there
-    is_tuple: bool = False  #: whether what is spread into a call is a tuple for certain
+    is_tuple: bool = False  #: whether a call certainly spreads a tuple
     args_slot: int = -1  #: the local variable that is spread, if it is the function's own ``*args``
     kwargs_slot: int = -1  #: and its own ``**kwargs``
 
@@ -66,7 +72,8 @@ def depths(code: CodeType) -> dict[int, int]:
     start = 1 if code.co_flags & _GENERATORS and sys.version_info < (3, 12) else 0
     reached: dict[int, int] = {}
     waiting = [(0, start)]
-    handlers = _handlers(code)
+    entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    handlers = [(entry.target, entry.depth + 1 + int(entry.lasti)) for entry in entries]
     while True:
         while waiting:
             offset, depth = waiting.pop()
@@ -85,11 +92,6 @@ def depths(code: CodeType) -> dict[int, int]:
         waiting += others[:1]
 
 
-def _handlers(code: CodeType) -> list[tuple[int, int]]:
-    entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
-    return [(entry.target, entry.depth + 1 + int(entry.lasti)) for entry in entries]
-
-
 @lru_cache(maxsize=16384)
 def site_at(code: CodeType, offset: int) -> Site:
     """How the instruction at an offset calls torch."""
@@ -105,30 +107,26 @@ def site_at(code: CodeType, offset: int) -> Site:
         keywords = bool((one.arg or 0) & 1)
         return _spread(code, one, depth, keywords)
     if one.opname == "BINARY_OP":
-        return _binary(one, depth)
+        symbol = str(dis._nb_ops[one.arg or 0][1])  # type: ignore[attr-defined]
+        bare = symbol.removesuffix("=")
+        usual = _usual(BINARY_METHODS, bare)
+        # ``0 + x`` and ``n += x`` with a number n both call ``x.add(…)``.
+        return Site(BINARY, depth - 2, 0, usual if symbol == bare else _IN_PLACE_METHODS.get(bare, ""), usual)
     if one.opname == "COMPARE_OP":
         symbol = str(one.argval)
-        mirrored = _COMPARE_METHODS.get(_MIRRORED.get(symbol, symbol), "")
-        return Site(BINARY, depth - 2, 0, _COMPARE_METHODS.get(symbol, ""), mirrored)
+        mirrored = _usual(COMPARE_METHODS, MIRRORED_COMPARISONS.get(symbol, symbol))
+        return Site(BINARY, depth - 2, 0, _usual(COMPARE_METHODS, symbol), mirrored)
     if one.opname == "BINARY_SUBSCR":
         return Site(BINARY, depth - 2, 1, "__getitem__")
     if one.opname == "BINARY_SLICE":
         return Site(SLICE, depth - 3, 1, "__getitem__")
     if one.opname == "STORE_SUBSCR":
         return Site(STORE, depth - 3, 1, "__setitem__")
-    if one.opname in _UNARY_METHODS:
-        return Site(UNARY, depth - 1, 0, _UNARY_METHODS[one.opname])
+    if one.opname in ("UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_POSITIVE"):
+        return Site(UNARY, depth - 1, 0, UNARY_METHODS[one.opname][1][0])
     if one.opname == "LOAD_ATTR":
         return Site(UNARY, depth - 1, 0, f"@{one.argval}")
     return Site(UNKNOWN)
-
-
-def _binary(one: dis.Instruction, depth: int) -> Site:
-    symbol = str(dis._nb_ops[one.arg or 0][1])  # type: ignore[attr-defined]
-    bare = symbol.removesuffix("=")
-    method = (_IN_PLACE_METHODS if symbol != bare else _BINARY_METHODS).get(bare, "")
-    # ``0 + x`` and ``n += x`` with a number n both call ``x.add(…)``.
-    return Site(BINARY, depth - 2, 0, method, _BINARY_METHODS.get(bare, ""))
 
 
 def _call(code: CodeType, one: dis.Instruction, depth: int) -> Site:
@@ -150,7 +148,7 @@ def _jump_targets(code: CodeType) -> frozenset[int]:
 
 
 def _spread(code: CodeType, one: dis.Instruction, depth: int, keywords: bool) -> Site:
-    """A call with ``*``. What is spread is surely a tuple if it was built for it, or is ``*args``."""
+    """A call with ``*``, which certainly spreads a tuple if it was built for the call, or is ``*args``."""
     offsets = list(_instructions(code))
     at = offsets.index(one.offset) - 1
     if keywords:  # go back to where the dict began, with the tuple on top
@@ -159,7 +157,7 @@ def _spread(code: CodeType, one: dis.Instruction, depth: int, keywords: bool) ->
             at -= 1
         at -= 1
     before, after = _instructions(code)[offsets[max(at, 0)]]
-    if after in _jump_targets(code):  # what is on the stack may come from elsewhere
+    if after in _jump_targets(code):  # the operands may come from elsewhere
         return Site(SPREAD, depth - 3 - keywords, keywords=keywords)
     built = before.opname in ("LIST_TO_TUPLE", "BUILD_TUPLE", "LOAD_CONST")
     built |= before.opname == "CALL_INTRINSIC_1" and "LIST_TO_TUPLE" in str(before.argrepr)
@@ -211,7 +209,7 @@ class Parameters(NamedTuple):
     """The parameters of a function, in the order in which a call of it is shown."""
 
     slots: list[int]  #: among the local variables of its frame
-    names: list[str]  #: "" for one that is shown by position, "*" and "**" for what is spread
+    names: list[str]  #: "" for one that is shown by position, "*" and "**" for spread ones
     rebound: list[bool]  #: whether the function may give it another value before its first op
 
 

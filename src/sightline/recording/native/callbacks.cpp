@@ -45,7 +45,7 @@ ThreadState* state_of(size_t slot, Recording& recording) {
     auto state = std::make_unique<ThreadState>();
     state->number = static_cast<int32_t>(recording.threads.size());
     state->own = thread == recording.owner;
-    state->marks.push_back(Mark{});
+    state->anchors.push_back(StackAnchor{});
     found = recording.threads.emplace(thread, std::move(state)).first;
   }
   cache = {recording.serial, found->second.get()};
@@ -59,7 +59,7 @@ int64_t current_node() {
   return number > uint64_t{1} << 62 ? -2 : static_cast<int64_t>(number);
 }
 
-// What is queued for the end of a backward pass, as by DistributedDataParallel, runs in no node.
+// Callbacks that are queued for the end of a backward pass, as by DistributedDataParallel, run in no node.
 bool in_backward() { return current_node() != -1 || torch::autograd::get_current_graph_task_id() >= 0; }
 
 int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64_t end) {
@@ -78,7 +78,7 @@ int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64
 
 namespace {
 
-// The op of a recording inside which torch reports nothing to it on this thread, at our wish.
+// The op inside which torch reports nothing to a recording on this thread, because we disabled its callback.
 struct Silence {
   const at::RecordFunction* op = nullptr;
   at::CallbackHandle handle = 0;
@@ -96,7 +96,7 @@ struct Silence {
 };
 thread_local Silence silences[kSlots];
 
-// The keys an op is dispatched by: those of its tensors, and what is switched on or off on this thread.
+// The keys an op is dispatched by: those of its tensors, and those switched on or off on this thread.
 c10::DispatchKeySet keys_of(const Arguments& given) {
   const auto local = c10::impl::tls_local_dispatch_key_set();
   c10::DispatchKeySet keys = local.included_;
@@ -104,7 +104,7 @@ c10::DispatchKeySet keys_of(const Arguments& given) {
   return keys - local.excluded_;
 }
 
-// Some dispatch an op a second time inside itself; then the inner one is what runs.
+// Some dispatch an op a second time inside itself; then the inner one runs.
 bool is_dispatched_again(const OpTraits& traits, c10::DispatchKeySet keys) {
   static const c10::DispatchKeySet wrappers{
       c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchBatched,
@@ -114,7 +114,7 @@ bool is_dispatched_again(const OpTraits& traits, c10::DispatchKeySet keys) {
       (traits.autocast_cuda && keys.has(c10::DispatchKey::AutocastCUDA));
 }
 
-// Whether what runs inside an op are its kernel's internals.
+// Whether ops inside an op are internals of its kernel.
 bool is_leaf(const OpTraits& traits, c10::DispatchKeySet keys) {
   if (traits.leaf || traits.kernels == 0) return traits.leaf;
   return traits.kernels >> static_cast<uint8_t>(keys.highestBackendKey()) & 1;
@@ -123,11 +123,11 @@ bool is_leaf(const OpTraits& traits, c10::DispatchKeySet keys) {
 void begin_op(
     Recording& recording, ThreadState& state, const at::RecordFunction& event, Lock& lock, Storages::Dead& dead) {
   const int64_t entered = now();
-  // What torch hides from every mode are its own steps on the way: copying Python data into a tensor.
+  // Torch hides its own intermediate steps from every mode: copying Python data into a tensor.
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) return;
   OpTraits* traits = recording.traits_of(event, lock);
   if (traits == nullptr || !traits->seen) return;
-  recording.values.memory.look(entered - recording.begin, dead);
+  recording.values.memory.examine(entered - recording.begin, dead);
   const bool outermost = state.ops.empty();
   const auto given = Recording::arguments_of(*traits, event);
   Arguments arguments;
@@ -144,7 +144,7 @@ void begin_op(
   }
   const c10::DispatchKeySet keys = keys_of(arguments);
   const bool leaf = recording.wants_aten ? is_leaf(*traits, keys) && !is_dispatched_again(*traits, keys) : true;
-  OpenOp op;  // of our own until all is asked: Python may stop the recording, and with it what is open
+  OpenOp op;  // not among the open ones until all callbacks have run: Python may stop the recording in one
   op.event = &event;
   op.traits = traits;
   op.leaf = leaf;
@@ -196,7 +196,7 @@ void begin_op(
 }
 
 // An op that has ended, and the tensors it had. Releasing the last reference to a tensor may need the GIL for its Python object,
-// and a thread that has the GIL may be waiting for the mutex: this is let go of after the mutex.
+// and a thread that has the GIL may be waiting for the mutex: it is released after the mutex is unlocked.
 struct EndedOp {
   OpenOp op;
   Results results;
@@ -206,7 +206,7 @@ void end_op(
     Recording& recording, ThreadState& state, const at::RecordFunction& event, int64_t end, EndedOp& ended, Lock& lock) {
   if (state.ops.empty() || state.ops.back().event != &event) return;
   recording.values.memory.time = end - recording.begin;
-  // What is asked of Python meanwhile may run ops: this one is not among the open ones any more.
+  // Callbacks into Python may run ops: from now on this one is not among the open ones.
   ended.op = std::move(state.ops.back());
   state.ops.pop_back();
   const OpenOp& op = ended.op;
@@ -215,7 +215,7 @@ void end_op(
   const bool unset = op.traits->returns > 0 && event.outputs().empty();
   const bool raised = unset || std::uncaught_exceptions() > op.exceptions;
   const auto outputs = Recording::results_of(*op.traits, event);
-  c10::SmallVector<int32_t, 4> made;
+  c10::SmallVector<int32_t, 4> ids;
   if (op.id >= 0) {
     const OpTraits& traits = *op.traits;
     Results& results = ended.results;
@@ -232,11 +232,11 @@ void end_op(
       Arguments returned;
       for (const c10::IValue& value : outputs) read(value, returned);
       for (const at::TensorBase* tensor : returned.tensors) {
-        made.push_back(recording.produced(*tensor, op.id, &op, lock));
-        results.returned.emplace_back(tensor, made.back());
+        ids.push_back(recording.output(*tensor, op.id, &op, lock));
+        results.returned.emplace_back(tensor, ids.back());
       }
       for (const auto& [tensor, value] : results.changed) {
-        if (std::find(made.begin(), made.end(), value) == made.end()) made.push_back(value);
+        if (std::find(ids.begin(), ids.end(), value) == ids.end()) ids.push_back(value);
       }
     }
     const int phase = state.in_backward() ? kBackward : state.phase;
@@ -247,20 +247,20 @@ void end_op(
          .start = op.start - recording.begin, .duration = end - op.start, .id = op.id, .info = traits.number,
          .form = op.form, .result = result, .stack = state.stack, .call = state.top().call, .parent = state.api.id,
          .bits = state.number << kThreadShift | flags << kFlagShift | phase},
-        op.inputs, made);
+        op.inputs, ids);
     if (raised) recording.raised_stack = state.stack;
-    const bool odd = recording.measurements.on() && !raised && measure_op(recording, state, op, results, lock);
-    if (recording.observes_ops || odd) notify_op(recording, state, op, outputs, result, phase, raised, odd, lock);
+    const bool nonfinite = recording.measurements.on() && !raised && measure_op(recording, state, op, results, lock);
+    if (recording.observes_ops || nonfinite) notify_op(recording, state, op, outputs, result, phase, raised, nonfinite, lock);
   }
   if (state.ops.empty() && state.api.id >= 0) end_api_op(recording, state, op, outputs, raised, end, lock);
   state.spent += now() - end;
 }
 
-// The compiled backward of a region is one opaque op: what it runs are its own kernels.
+// The compiled backward of a region is one opaque op, which runs its own kernels.
 void begin_compiled_backward(Recording& recording, ThreadState& state, Lock& lock) {
   int32_t info = -1;
   ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(recording.host, "compiled_backward", nullptr));
+    Owned answer(PyObject_CallMethod(recording.session, "compiled_backward", nullptr));
     if (answer) info = static_cast<int32_t>(PyLong_AsLong(answer.get()));
     if (PyErr_Occurred()) recording.fault();
   });
@@ -314,9 +314,9 @@ void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
       if (state->region.id >= 0 && state->region.node == &event) {
         const auto node = static_cast<long long>(state->nodes.back().second);
         const int32_t stack = state->region.stack, info = state->region.info;
-        const int32_t made = end_region(recording, *state, node, end);
+        const int32_t op = end_region(recording, *state, node, end);
         ask(lock, [&] {
-          Owned answer(PyObject_CallMethod(recording.host, "note_region", "iiiL", made, info, stack, node));
+          Owned answer(PyObject_CallMethod(recording.session, "note_region", "iiiL", op, info, stack, node));
           if (PyErr_Occurred()) recording.fault();
         });
       }

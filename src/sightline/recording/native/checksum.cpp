@@ -1,6 +1,6 @@
 // A CRC is the remainder of a polynomial over GF(2), the message, divided by another. A stretch of the message may be
 // replaced by anything with the same remainder, so four accumulators of 128 bits are moved along it: each is multiplied
-// by the power of x that it is moved by, modulo the divisor, with the processor's carry-less product. What is left of
+// by the power of x that it is moved by, modulo the divisor, with the processor's carry-less product. The rest of
 // the message then has 64 bytes and a rest, which go through a table. Bits are in zlib's order, the lowest first.
 #include "checksum.h"
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sightline.recording.compilations import AfterImport, Compilations, is_wrapper, region_name
+from sightline.recording.compilations import AfterImport, Compilations, is_wrapper, new_tensors, region_name
 from sightline.recording.observers import notify_region
 from sightline.recording.operations import OPAQUE, add_info, opaque_traits
-from sightline.recording.torchapi import Tensor, no_torch_function
+from sightline.recording.torchapi import no_torch_function
 
 if TYPE_CHECKING:
     from sightline.recording.native.session import NativeSession
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 _EVAL_FRAME: Final = "torch._dynamo.eval_frame"
 _NAMES: Final = ("set_eval_frame", "_maybe_set_eval_frame")
@@ -111,7 +111,8 @@ def enter_region(session: NativeSession, wrapper: FrameType) -> None:
     """Open one opaque op for compiled code that begins."""
     local = wrapper.f_locals
     with no_torch_function():
-        _note_tensors(session, wrapper.f_back)
+        for tensor in new_tensors(session, wrapper.f_back):
+            session.values.value(tensor)
         info = opaque_info(session, region_name(session, local.get("fn")))
         args, kwargs = local.get("args", ()), local.get("kwargs")
         form, inputs = session.read(args, kwargs)
@@ -121,16 +122,9 @@ def enter_region(session: NativeSession, wrapper: FrameType) -> None:
         notify_region(session, session.infos[info], number, stack, inputs, args, kwargs, form)
 
 
-def opaque_info(session: SessionBase, name: str) -> int:
+def opaque_info(session: Session, name: str) -> int:
     """The number of an opaque operation."""
     for info in session.infos:
         if info.flavour == OPAQUE and info.name == name:
             return info.number
     return add_info(session.infos, opaque_traits((name, None))).number
-
-
-def _note_tensors(session: NativeSession, frame: FrameType | None) -> None:
-    """Note the tensors in a frame's variables: they are not outputs of the region it calls now."""
-    for value in list(frame.f_locals.values()) if frame is not None else ():
-        if isinstance(value, Tensor) and session.values.find(value) is None:
-            session.values.value(value)

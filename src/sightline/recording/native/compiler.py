@@ -1,6 +1,6 @@
-"""What the native engine is compiled with: the compiler, its flags, and all that a built file depends on.
+"""The toolchain of the native engine: the compiler, its flags, and all that a built file depends on.
 
-Nothing here writes a file; what is missing is raised as `NativeUnavailable` with the fix.
+Nothing here writes a file; a missing part is a `NativeUnavailable` that says the fix.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ class Toolchain:
         version = torch.version
         # Wheels of one version for other devices come from one commit, and a torch that somebody compiles
         # again keeps its commit: the sizes of the libraries tell them apart, wherever they are installed.
-        sizes = [str(_size(folder / "lib" / f"lib{name}.so")) for name in _LIBRARIES]
+        sizes = []
+        for name in _LIBRARIES:
+            path = folder / "lib" / f"lib{name}.so"
+            # A torch may be laid out in another way; its version and commit still count.
+            sizes.append(str(path.stat().st_size if path.is_file() else 0))
         build = (str(version.git_version), str(version.cuda), str(version.hip), *sizes)
         paths = (sysconfig.get_path("include"), sysconfig.get_path("platinclude"))
         return cls(
@@ -95,7 +99,7 @@ class Toolchain:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """How a source is compiled, without paths and without what warnings do."""
+        """The flags for a source, without paths and without the effect of warnings."""
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(self.cxx11_abi)}"
         return (*(_SANITIZED if self.sanitize else _FAST), *_LAYOUT, *_SHAPE, *_WARNINGS, abi)
 
@@ -104,7 +108,9 @@ class Toolchain:
         assert self.compiler is not None
         ours = [*self.compiler.command, *self.flags, *(("-Werror",) if strict else ())]
         # As system headers, torch's and Python's own are not held to our warnings.
-        folders = [*_torch_includes(self.torch_folder), *self.includes, self.includes[0] / "internal"]
+        include = self.torch_folder / "include"
+        of_torch = include, include / "torch" / "csrc" / "api" / "include"
+        folders = [*of_torch, *self.includes, self.includes[0] / "internal"]
         system = [part for folder in folders for part in ("-isystem", str(folder))]
         libraries = self.torch_folder / "lib"
         named = [f"-l{name}" for name in _LIBRARIES]
@@ -114,14 +120,18 @@ class Toolchain:
 
     def facts(self, sources: Path) -> dict[str, object]:
         """All that a built file depends on, as JSON; equal facts make equal files."""
-        compiler = self.compiler
+        compiler, digest = self.compiler, hashlib.sha256()
+        for path in source_files(sources, ".cpp", ".h"):
+            text = path.read_bytes()
+            digest.update(f"{path.name}\0{len(text)}\0".encode())
+            digest.update(text)
         return {
             "torch": self.torch,
             "torch_build": list(self.torch_build),
             "cxx11_abi": self.cxx11_abi,
             "soabi": self.soabi,
             "flags": list(self.flags),
-            "sources": _digest(sources),
+            "sources": digest.hexdigest(),
             "compiler": None if compiler is None else [*compiler.command, compiler.version],
         }
 
@@ -221,28 +231,6 @@ def _check_supported() -> None:
 def source_files(folder: Path, *endings: str) -> list[Path]:
     """The files of the extension with these endings, in order of their names."""
     return sorted(path for path in folder.glob("*") if path.suffix in endings and path.is_file())
-
-
-def _digest(folder: Path) -> str:
-    """A hash of all sources, names included."""
-    digest = hashlib.sha256()
-    for path in source_files(folder, ".cpp", ".h"):
-        text = path.read_bytes()
-        digest.update(f"{path.name}\0{len(text)}\0".encode())
-        digest.update(text)
-    return digest.hexdigest()
-
-
-def _torch_includes(folder: Path) -> tuple[Path, ...]:
-    include = folder / "include"
-    return include, include / "torch" / "csrc" / "api" / "include"
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # a torch laid out in another way; its version and commit still count
-        return 0
 
 
 def one_line(error: BaseException) -> str:

@@ -110,7 +110,7 @@ DeviceTables::Outcome DeviceTables::launch(const DeviceResult* results, size_t c
   }
   c10::SmallVector<void*, 12> arguments{&given};
   if (numbers) arguments.insert(arguments.end(), {&table.matrix, &weights, &table.sums});
-  arguments.insert(arguments.end(), {&table.counts, &table.alarm, &table.bell});
+  arguments.insert(arguments.end(), {&table.counts, &table.alarm, &table.host_count});
   if (count == 1) arguments.push_back(&size);
   arguments.insert(arguments.end(), {&row, &scratch, &scratch});  // Triton adds two of its own, not used here
   const int64_t blocks = std::max<int64_t>((most + code.block - 1) / code.block, 1);

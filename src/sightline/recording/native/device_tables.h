@@ -1,5 +1,5 @@
 // `stats=` and `check=` on a CUDA device: kernels that Triton has compiled, launched from here into tables that Python
-// has made. Nothing waits for the device, and Python is called only for what is missing.
+// has made. Nothing waits for the device, and Python is called only to make a missing kernel or table.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -13,7 +13,7 @@
 
 namespace sightline {
 
-// A compiled kernel; a null function means there is none for such tensors, and Python is not asked again.
+// A compiled kernel; a null function means there is none for such tensors, and Python is not called again.
 struct DeviceKernel {
   void* function = nullptr;
   unsigned shared = 0, threads = 0;
@@ -24,7 +24,7 @@ struct DeviceKernel {
 // Rows on one device, filled by the work of one stream; addresses are the device's unless said otherwise.
 struct DeviceTable {
   uint64_t sums, counts, alarm, matrix;
-  uint64_t bell;  // of the host, for the device
+  uint64_t host_count;  // the copy of the alarm in memory of the host
   uint64_t list;  // two words for each row: address and words of a tensor
   int64_t* list_here;  // the same, of the host
   int64_t capacity;
@@ -41,13 +41,13 @@ class DeviceTables {
  public:
   enum Outcome {
     kMeasured,
-    kMissing,  // Python may make what is missing: a kernel, a table, weights
+    kMissing,  // Python may make the missing kernel, table or weights
     kUnfit,  // such a tensor is nothing for the kernels
   };
 
   bool fingerprints = false;
-  bool numbers = false;  // else only what is not finite is counted
-  std::vector<const volatile int64_t*> bells;  // how much was not finite, by device
+  bool numbers = false;  // else only NaNs and infinities are counted
+  std::vector<const volatile int64_t*> alarms;  // how much was not finite, by device
   int64_t acknowledged = 0;  // how many Python has examined
 
   // Whether a tensor can be read where it lies.
@@ -57,9 +57,9 @@ class DeviceTables {
   // is how many. While a stream is captured nothing is launched: it would become a part of the graph.
   Outcome launch(const DeviceResult* results, size_t count, size_t& done);
 
-  bool rings() const {
+  bool is_alarmed() const {
     int64_t sum = 0;
-    for (const auto* bell : bells) sum += *bell;
+    for (const auto* alarm : alarms) sum += *alarm;
     return sum > acknowledged;
   }
 

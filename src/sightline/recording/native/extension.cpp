@@ -13,41 +13,41 @@ namespace {
 uint64_t next_serial = 1;
 
 // Free everything now, or when the slot is needed: a call may still be inside the recording.
-void let_go(Recording& recording) {
+void release(Recording& recording) {
   if (recording.visitors.load() != 0) {
-    if (!recording.left) Py_INCREF(recording.host);  // who is inside may ask it again
+    if (!recording.left) Py_INCREF(recording.session);  // a call that is inside may use it again
     recording.left = true;
     return;
   }
   recording.clear();
-  if (recording.left) Py_DECREF(recording.host);
+  if (recording.left) Py_DECREF(recording.session);
   recording.left = false;
-  recording.host = nullptr;
+  recording.session = nullptr;
 }
 
-// Recording(host, level, begin, no_form, one_tensor, tensor_offset, kwargs_slot)
+// Recording(session, level, begin, no_form, one_tensor, tensor_offset, kwargs_slot)
 PyObject* recording_new(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject* host;
+  PyObject* session;
   const char* level;
   long long begin;
   int no_form, one_tensor;
   Py_ssize_t tensor_offset, kwargs_slot;
   if (!PyArg_ParseTuple(
-          args, "OsLiinn", &host, &level, &begin, &no_form, &one_tensor, &tensor_offset, &kwargs_slot)) {
+          args, "OsLiinn", &session, &level, &begin, &no_form, &one_tensor, &tensor_offset, &kwargs_slot)) {
     return nullptr;
   }
   for (size_t slot = 0; slot < kSlots; ++slot) {
     Recording& recording = slots[slot];
     if (recording.left) {
       const Lock lock(recording.mutex);
-      let_go(recording);
+      release(recording);
     }
-    if (recording.host != nullptr) continue;
+    if (recording.session != nullptr) continue;
     auto* self = reinterpret_cast<RecordingObject*>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
     const Lock lock(recording.mutex);
     recording.clear();
-    recording.host = host;
+    recording.session = session;
     recording.serial = self->serial = next_serial++;
     self->slot = slot;
     const std::string wanted = level;
@@ -71,17 +71,17 @@ void recording_dealloc(PyObject* self) {
     Storages gone;  // freed after the mutex is given up
     const Lock lock(recording->mutex);
     std::swap(gone, recording->values.memory);
-    let_go(*recording);
+    release(*recording);
   }
   Py_TYPE(self)->tp_free(self);
 }
 
-// start(frame, above): record on this thread; `above` is the stack of `frame`, which stays where it is.
+// start(frame, stack): record on this thread; `stack` is that of `frame`, which stays where it is.
 PyObject* recording_start(PyObject* self, PyObject* args) {
   PyObject* frame;
-  int above;
+  int stack;
   Recording* recording = recording_of(self);
-  if (recording == nullptr || !PyArg_ParseTuple(args, "Oi", &frame, &above)) return nullptr;
+  if (recording == nullptr || !PyArg_ParseTuple(args, "Oi", &frame, &stack)) return nullptr;
   const auto slot = reinterpret_cast<RecordingObject*>(self)->slot;
   {
     const Lock lock(recording->mutex);
@@ -89,7 +89,7 @@ PyObject* recording_start(PyObject* self, PyObject* args) {
     ThreadState* state = state_of(slot, *recording);
     if (PyFrame_Check(frame)) {
       Py_INCREF(frame);  // until the end: the frame's address alone may mean another by then
-      state->marks[0] = {frame_of(frame), nullptr, reinterpret_cast<PyFrameObject*>(frame), above, -1, false};
+      state->anchors[0] = {frame_of(frame), nullptr, reinterpret_cast<PyFrameObject*>(frame), stack, -1, false};
       recording->base = frame;
     }
   }
@@ -106,13 +106,13 @@ PyObject* recording_listen_to_nodes(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// stack(frame): the number of the stack of a frame, from the thread's mark on.
+// stack(frame): the number of the stack of a frame, from the thread's anchor on.
 PyObject* recording_stack(PyObject* self, PyObject* frame) {
   Recording* recording = recording_of(self);
   if (recording == nullptr || !PyFrame_Check(frame)) return PyLong_FromLong(-1);
   Lock lock(recording->mutex);
-  ThreadState bare;  // without a mark: to the top
-  bare.marks.push_back(Mark{});
+  ThreadState bare;  // without an anchor: to the top
+  bare.anchors.push_back(StackAnchor{});
   return PyLong_FromLong(recording->stack_of(bare, frame_of(frame), lock));
 }
 
@@ -123,7 +123,7 @@ PyObject* recording_halt(PyObject* self, PyObject*) {
   stop_listening();
   Storages::Dead dead;
   const Lock lock(recording->mutex);
-  recording->values.memory.look_at_all(now() - recording->begin, dead);
+  recording->values.memory.examine_all(now() - recording->begin, dead);
   recording->values.memory.end();
   for (auto& [thread, state] : recording->threads) {
     state->ops.clear();
@@ -180,7 +180,7 @@ PyObject* recording_context(PyObject* self, PyObject*) {
   return Py_BuildValue("(Ni)", python_numbers(modules.data(), modules.size()), phase);
 }
 
-// Act on this thread's state between two ops, once what they have freed is written.
+// Act on this thread's state between two ops, once the storages they have freed are written.
 template <class Act>
 PyObject* between_ops(PyObject* self, Act act) {
   Recording* recording = recording_of(self);
@@ -190,7 +190,7 @@ PyObject* between_ops(PyObject* self, Act act) {
   ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording);
   if (state == nullptr) Py_RETURN_NONE;
   end_api_call(*recording, *state, lock);
-  recording->values.memory.look_at_all(now() - recording->begin, dead);
+  recording->values.memory.examine_all(now() - recording->begin, dead);
   act(*recording, *state, lock);
   Py_RETURN_NONE;
 }
@@ -200,10 +200,10 @@ PyObject* recording_begin_step(PyObject* self, PyObject* args) {
   PyObject *frame, *closure;
   if (!PyArg_ParseTuple(args, "O!O", &PyFrame_Type, &frame, &closure)) return nullptr;
   return between_ops(self, [&](Recording& recording, ThreadState& state, Lock& lock) {
-    const int32_t above = recording.stack_of(state, frame_of(frame), lock);
+    const int32_t stack = recording.stack_of(state, frame_of(frame), lock);
     const auto* code = PyCode_Check(closure) ? reinterpret_cast<PyCodeObject*>(closure) : nullptr;
-    state.marks.push_back(
-        {frame_of(frame), frame_of(frame)->previous, nullptr, above, state.top().call, true, state.phase, code});
+    state.anchors.push_back(
+        {frame_of(frame), frame_of(frame)->previous, nullptr, stack, state.top().call, true, state.phase, code});
     state.phase = kOptimizer;
   });
 }
@@ -211,11 +211,11 @@ PyObject* recording_begin_step(PyObject* self, PyObject* args) {
 // end_step(): it has stepped.
 PyObject* recording_end_step(PyObject* self, PyObject*) {
   return between_ops(self, [](Recording& recording, ThreadState& state, Lock&) {
-    if (state.top().optimizer) recording.pop_mark(state);
+    if (state.top().optimizer) recording.pop_anchor(state);
   });
 }
 
-// exclude_time(nanoseconds): do not count so much of what is open on this thread.
+// exclude_time(nanoseconds): leave them out of the durations of the ops and calls open on this thread.
 PyObject* recording_exclude_time(PyObject* self, PyObject* nanoseconds) {
   const int64_t taken = PyLong_AsLongLong(nanoseconds);
   Recording* recording = recording_of(self);
@@ -285,7 +285,7 @@ PyObject* recording_release(PyObject* self, PyObject*) {
     Storages gone;  // freed after the mutex is given up
     const Lock lock(recording->mutex);
     std::swap(gone, recording->values.memory);
-    let_go(*recording);
+    release(*recording);
     recording->serial = 0;
   }
   Py_RETURN_NONE;
@@ -293,9 +293,9 @@ PyObject* recording_release(PyObject* self, PyObject*) {
 
 const PyMethodDef own_methods[] = {
     {"release", recording_release, METH_NOARGS, "release(): forget everything."},
-    {"start", recording_start, METH_VARARGS, "start(frame, above): record on this thread."},
+    {"start", recording_start, METH_VARARGS, "start(frame, stack): record on this thread."},
     {"halt", recording_halt, METH_NOARGS, "halt(): record nothing more."},
-    {"finish", recording_finish, METH_NOARGS, "finish(): close what is open."},
+    {"finish", recording_finish, METH_NOARGS, "finish(): close the open calls."},
     {"listen_to_nodes", recording_listen_to_nodes, METH_NOARGS, "listen_to_nodes(): see compiled backward passes."},
     {"stack", recording_stack, METH_O, "stack(frame): the number of its stack."},
     {"next_id", recording_next_id, METH_NOARGS, "next_id(): a number in the order of ops and calls."},
@@ -303,7 +303,7 @@ const PyMethodDef own_methods[] = {
     {"context", recording_context, METH_NOARGS, "context(): modules whose calls are open here, and the phase."},
     {"begin_step", recording_begin_step, METH_VARARGS, "begin_step(frame, closure): an optimizer steps."},
     {"end_step", recording_end_step, METH_NOARGS, "end_step(): it has stepped."},
-    {"exclude_time", recording_exclude_time, METH_O, "exclude_time(nanoseconds): do not count them in what is open on this thread."},
+    {"exclude_time", recording_exclude_time, METH_O, "exclude_time(nanoseconds): leave them out of the open durations of this thread."},
     {"enter_region", recording_enter_region, METH_VARARGS, "enter_region(info, form, inputs, frame)"},
     {"leave_region", recording_leave_region, METH_NOARGS, "leave_region(): the number of its op, or -1."},
     {"fail", recording_fail, METH_O, "fail(codes): an exception has passed these."},
@@ -352,13 +352,13 @@ PyObject* scalar_type_name(PyObject*, PyObject* number) {
   return PyUnicode_FromString(c10::toString(static_cast<c10::ScalarType>(PyLong_AsLong(number))));
 }
 
-// mute(on): what this thread runs from now on is not recorded, until it is called as often with False.
+// mute(on): record nothing of this thread from now on, until it is called as often with False.
 PyObject* mute(PyObject*, PyObject* on) {
   WithGil::silent += PyObject_IsTrue(on) == 1 ? 1 : -1;
   Py_RETURN_NONE;
 }
 
-// What stands in for Dynamo's `set_eval_frame`. It has to be written in C: Dynamo puts its callback back when a Python
+// The replacement of Dynamo's `set_eval_frame`. It has to be written in C: Dynamo puts its callback back when a Python
 // function returns that was entered with it on.
 PyObject* watched_set_eval_frame(PyObject* watch, PyObject* callback) {
   PyObject* before = PyTuple_GET_ITEM(watch, 1);
@@ -386,13 +386,13 @@ PyObject* watch_eval_frame(PyObject*, PyObject* args) {
 
 PyMethodDef module_methods[] = {
     {"watch_eval_frame", watch_eval_frame, METH_VARARGS, "A stand-in for Dynamo's set_eval_frame."},
-    {"mute", mute, METH_O, "Whether what this thread runs is recorded."},
-    {"scalar_type_name", scalar_type_name, METH_O, "What C++ calls the dtype of a number."},
+    {"mute", mute, METH_O, "Whether to record nothing of this thread."},
+    {"scalar_type_name", scalar_type_name, METH_O, "The C++ name of the dtype with a number."},
     {"enter_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_module)), METH_FASTCALL,
      "A global forward pre-hook."},
     {"leave_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave_module)), METH_FASTCALL,
      "A global forward hook."},
-    {"crc32", crc32, METH_O, "What zlib.crc32 gives for the same bytes."},
+    {"crc32", crc32, METH_O, "The CRC-32 of bytes, as of zlib.crc32."},
     {"after_fork", after_fork, METH_NOARGS, "Forget everything, in a forked child."},
     {"delay_termination", delay_termination, METH_O, "SIGTERM ends the process so many seconds later."},
     {"restore_termination", restore_termination, METH_NOARGS, "SIGTERM as it was."},

@@ -1,7 +1,7 @@
 // The Python frames of the running thread, read without the GIL, and the stacks they make, each stored once.
 //
 // torch's bindings release the GIL before an op runs, so the observer's callbacks run without it. The frames of
-// one's own thread can still be read: no other thread changes them while this thread is inside a call. What is read is
+// one's own thread can still be read: no other thread changes them while this thread is inside a call. This reads
 // the interpreter's own layout (`Py_BUILD_CORE`), which differs between Python versions and is checked when the
 // engine is built; a code object is pinned, under the GIL, when it is first met.
 #pragma once
@@ -69,7 +69,7 @@ inline PyObject* function_of(const Frame* frame) {
 #endif
 }
 
-// What Python has said about a code object, asked once.
+// The traits of a code object, requested from Python once.
 struct CodeTraits {
   int32_t number;  // position in the recording's list of codes
   bool hidden;  // torch's own frames around a module call: left out of stacks

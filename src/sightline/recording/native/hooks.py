@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from types import ModuleType
 from typing import Any, Final
-
-from torch.utils.hooks import RemovableHandle
 
 from sightline.recording.native.compiled_regions import CompiledRegions
 from sightline.recording.native.session import NativeSession
 from sightline.recording.stacks import hide_own_frames
 from sightline.recording.step_marks import install_optimizer_hooks, release_optimizer_hooks
-from sightline.recording.torchapi import module_hooks
+from sightline.recording.torchapi import ModuleHooks, module_hooks
 
-_KEY: Final = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
+_module_hooks: Final = ModuleHooks()
 _lock: Final = threading.RLock()
 #: The recordings of each thread on which one was started, in order of starting.
 sessions: Final[dict[int, list[NativeSession]]] = {}
 
 
 class Hooks:
-    """The process's one set of hooks while anything records natively."""
+    """The hooks of the process while anything records natively; there is one set of them."""
 
     def __init__(self) -> None:
         self._observer: ModuleType | None = None
@@ -54,30 +51,16 @@ class Hooks:
     def show(self) -> None:
         """Add our hooks to torch's tables."""
         if self._observer is not None:
-            module_hooks._global_forward_pre_hooks[_KEY] = self._observer.enter_module
-            module_hooks._global_forward_hooks[_KEY] = self._observer.leave_module
-            module_hooks._global_forward_hooks_with_kwargs[_KEY] = True
-            module_hooks._global_forward_hooks_always_called[_KEY] = True
+            _module_hooks.install(self._observer.enter_module, self._observer.leave_module)
 
     def hide(self) -> None:
         """Remove our hooks from torch's tables."""
-        for table in _MODULE_TABLES:
-            table.pop(_KEY, None)
+        _module_hooks.remove()
 
     def _has_other_hooks(self) -> bool:
-        any_hook = self._original_check()
-        if any_hook and all(not (table.keys() - {_KEY}) for table in _MODULE_TABLES):
-            backward = module_hooks._global_backward_pre_hooks or module_hooks._global_backward_hooks
-            return bool(backward)
-        return bool(any_hook)
+        return bool(self._original_check()) and not _module_hooks.are_alone()
 
 
-_MODULE_TABLES: Final = (
-    module_hooks._global_forward_pre_hooks,
-    module_hooks._global_forward_hooks,
-    module_hooks._global_forward_hooks_with_kwargs,
-    module_hooks._global_forward_hooks_always_called,
-)
 # At import, as in `recorder`: this engine's modules are imported later than that.
 hide_own_frames()
 _hooks: Final = Hooks()
@@ -124,9 +107,7 @@ def _after_fork() -> None:
         return
     running[0].native.after_fork()
     for session in running:
-        session.halt()
-        if session.stream_writer is not None:
-            session.stream_writer.abandon()
+        session.stop_in_fork()
     sessions.clear()
     _hooks.remove()
     _regions.remove()

@@ -21,14 +21,14 @@ const at::TensorBase* first_tensor(const OpenOp& op) {
 
 const void* memory_of(const at::TensorBase& tensor) { return storage_of(tensor.unsafeGetTensorImpl()); }
 
-bool is_rewritten(const Measurements& found, const at::TensorBase& tensor) {
-  return !found.rewritten.empty() && found.rewritten.find(memory_of(tensor)) != found.rewritten.end();
+bool is_rewritten(const Measurements& measurements, const at::TensorBase& tensor) {
+  return !measurements.rewritten.empty() && measurements.rewritten.find(memory_of(tensor)) != measurements.rewritten.end();
 }
 
-// What was changed through a view has a new version, which has not been measured.
-void note_rewritten(Measurements& found, const Results& results) {
+// A storage that was changed through a view has a new version, which has not been measured.
+void note_rewritten(Measurements& measurements, const Results& results) {
   for (const auto& [tensor, value] : results.changed) {
-    if (tensor.is_view() && memory_of(tensor) != nullptr) found.rewritten.insert(memory_of(tensor));
+    if (tensor.is_view() && memory_of(tensor) != nullptr) measurements.rewritten.insert(memory_of(tensor));
   }
 }
 
@@ -42,22 +42,22 @@ using DeviceResults = c10::SmallVector<DeviceResult, 8>;
 // Python measures a tensor that is nothing for the kernels here.
 void measure_in_python(Recording& recording, const DeviceResult& result, Lock& lock) {
   if (!result.tensor->is_cuda()) ++recording.measurements.devices;
-  ask(lock, [&] {  // the alias is let go of with the GIL: it has a Python object
+  ask(lock, [&] {  // the alias is released with the GIL: it has a Python object
     const at::Tensor alias = alias_of(*result.tensor);
-    Owned answer(PyObject_CallMethod(recording.host, "measure_on_device", "iN", result.value, THPVariable_Wrap(alias)));
+    Owned answer(PyObject_CallMethod(recording.session, "measure_on_device", "iN", result.value, THPVariable_Wrap(alias)));
     if (!answer) recording.fault();
   });
 }
 
-// Python makes what is missing for tensors like this: a kernel, a table, weights.
+// Have Python make the kernel, table or weights that tensors like this lack.
 void prepare_device(Recording& recording, const at::TensorBase& tensor, bool many, Lock& lock) {
   const int device = tensor.device().index(), dtype = static_cast<int>(tensor.scalar_type());
   const auto bytes = static_cast<long long>(tensor.nbytes());
   void* stream;
   if (!DeviceTables::current_stream(device, stream)) return;
   ask(lock, [&] {
-    Owned made(PyObject_CallMethod(recording.host, "prepare_device", "iKiiL", device, stream, dtype, many, bytes));
-    if (!made) recording.fault();
+    Owned answer(PyObject_CallMethod(recording.session, "prepare_device", "iKiiL", device, stream, dtype, many, bytes));
+    if (!answer) recording.fault();
   });
 }
 
@@ -118,14 +118,14 @@ void measure_on_devices(Recording& recording, DeviceResults& results, Lock& lock
 
 // Measure a tensor once: take its numbers, or only check that it is finite. One on a device is measured there.
 void take(Recording& recording, const at::TensorBase& tensor, int32_t value, bool numbers, DeviceResults& later) {
-  Measurements& found = recording.measurements;
-  if (value < 0 || !is_measurable(tensor) || !found.first_time(value)) return;
+  Measurements& measurements = recording.measurements;
+  if (value < 0 || !is_measurable(tensor) || !measurements.first_time(value)) return;
   if (!tensor.is_cpu()) {
     later.push_back({&tensor, value});
   } else if (numbers) {
-    found.add(value, read_numbers(tensor, found.depth == Measurements::kFingerprints));
+    measurements.add(value, read_numbers(tensor, measurements.depth == Measurements::kFingerprints));
   } else if (!is_finite(tensor)) {
-    found.add(value, read_numbers(tensor, false));
+    measurements.add(value, read_numbers(tensor, false));
   }
 }
 
@@ -136,7 +136,7 @@ void take_all(Recording& recording, const Results& results, bool numbers, Lock& 
   if (!later.empty()) measure_on_devices(recording, later, lock);
 }
 
-// What an op was given, tensor by tensor with its value, as far as it is known.
+// Call a function with each tensor argument of an op and its value, where that is known.
 template <class Visit>
 void each_input(Recording& recording, const OpenOp& op, Visit visit) {
   Arguments given;
@@ -149,22 +149,22 @@ void each_input(Recording& recording, const OpenOp& op, Visit visit) {
 // -- statistics ------------------------------------------------------------------------------------------------------
 
 bool is_chosen(const Recording& recording, const ThreadState& state, const Measured& kind) {
-  const Measurements& found = recording.measurements;
+  const Measurements& measurements = recording.measurements;
   if (!kind.chosen) return false;
-  if (!found.some_modules) return true;
-  return !state.calls.empty() && found.includes(state.calls.back().module);
+  if (!measurements.some_modules) return true;
+  return !state.calls.empty() && measurements.includes(state.calls.back().module);
 }
 
 // A view of all elements has the numbers of its base. It is read only if the base has changed through another view, or
 // for its fingerprint where the order is another: not of a parameter, nor if it shows elements more than once.
 bool is_read(const Recording& recording, const OpenOp& op, const at::TensorBase& view) {
-  const Measurements& found = recording.measurements;
-  if (is_rewritten(found, view)) return true;
-  if (!found.views || op.traits->measured.keeps_order || !has_plain_sizes(view.unsafeGetTensorImpl())) return false;
+  const Measurements& measurements = recording.measurements;
+  if (is_rewritten(measurements, view)) return true;
+  if (!measurements.views || op.traits->measured.keeps_order || !has_plain_sizes(view.unsafeGetTensorImpl())) return false;
   const at::TensorBase* given = first_tensor(op);
   if (given != nullptr) {
     const at::TensorBase& base = given->is_view() ? given->_base() : *given;
-    if (!found.parameters && is_parameter(recording, base)) return false;
+    if (!measurements.parameters && is_parameter(recording, base)) return false;
   }
   for (int64_t dim = 0; dim < view.dim(); ++dim) {
     if (view.stride(dim) == 0 && view.size(dim) > 1) return false;
@@ -172,23 +172,23 @@ bool is_read(const Recording& recording, const OpenOp& op, const at::TensorBase&
   return true;
 }
 
-void share_numbers(Measurements& found, int32_t base, int32_t view) {
-  if (base == view || !found.known(base) || !found.first_time(view)) return;
-  const auto odd = found.odd.find(base);
-  if (odd != found.odd.end()) found.odd[view] = std::pair(odd->second);
+void share_numbers(Measurements& measurements, int32_t base, int32_t view) {
+  if (base == view || !measurements.known(base) || !measurements.first_time(view)) return;
+  const auto counts = measurements.nonfinite.find(base);
+  if (counts != measurements.nonfinite.end()) measurements.nonfinite[view] = std::pair(counts->second);
 }
 
 void take_numbers(Recording& recording, const OpenOp& op, const Results& results, Lock& lock) {
-  Measurements& found = recording.measurements;
+  Measurements& measurements = recording.measurements;
   if (op.traits->measured.relabels && results.returned.size() == 1 && !is_read(recording, op, *results.returned[0].first)) {
-    if (!op.inputs.empty()) share_numbers(found, op.inputs[0], results.returned[0].second);
+    if (!op.inputs.empty()) share_numbers(measurements, op.inputs[0], results.returned[0].second);
     return;
   }
-  const size_t odd = found.odd.size();
+  const size_t nonfinite = measurements.nonfinite.size();
   take_all(recording, results, true, lock);
   if (!results.changed.empty()) {
-    note_rewritten(found, results);
-  } else if (found.odd.size() > odd) {  // a parameter, or what was made before the block, may explain it
+    note_rewritten(measurements, results);
+  } else if (measurements.nonfinite.size() > nonfinite) {  // a parameter, or a tensor from before the block, may explain it
     DeviceResults later;
     each_input(recording, op, [&](const at::TensorBase& tensor, int32_t value) {
       if (tensor.is_view()) {
@@ -235,87 +235,87 @@ bool is_implied(const OpenOp& op, const at::TensorBase& source, const at::Tensor
   return number <= (source.scalar_type() == at::kHalf ? 8 : 1e30);
 }
 
-// Whether it follows from what was looked at, and is not known to be anything but finite, what a result is.
+// Whether a result is finite because its examined, finite input is.
 bool follows(Recording& recording, const OpenOp& op, const Results& results) {
-  Measurements& found = recording.measurements;
+  Measurements& measurements = recording.measurements;
   const at::TensorBase* source = first_tensor(op);
   if (op.inputs.size() != 1 || source == nullptr || results.returned.size() != 1 || !results.changed.empty()) return false;
   const auto& [result, value] = results.returned[0];
   const int32_t from = op.inputs[0];
-  if (!found.known(from) || found.odd.find(from) != found.odd.end() || source->device() != result->device()) return false;
-  if (!is_measurable(*source) || !is_implied(op, *source, *result) || is_rewritten(found, *source)) return false;
-  if (found.first_time(value)) found.copies.push_back({value, from, op.traits->measured.preserves == Preserves::kBounded});
-  ++found.checked;
+  if (!measurements.known(from) || measurements.nonfinite.find(from) != measurements.nonfinite.end() || source->device() != result->device()) return false;
+  if (!is_measurable(*source) || !is_implied(op, *source, *result) || is_rewritten(measurements, *source)) return false;
+  if (measurements.first_time(value)) measurements.copies.push_back({value, from, op.traits->measured.preserves == Preserves::kBounded});
+  ++measurements.checked;
   return true;
 }
 
-// Measure what has not been measured: results of compiled code are among it.
-bool look_at_regions(Recording& recording, const OpenOp& op, Lock& lock) {
-  bool odd = false;
-  Measurements& found = recording.measurements;
+// Measure the tensors that have not been measured: results of compiled code are among them.
+bool examine_regions(Recording& recording, const OpenOp& op, Lock& lock) {
+  bool nonfinite = false;
+  Measurements& measurements = recording.measurements;
   DeviceResults later;
   each_input(recording, op, [&](const at::TensorBase& tensor, int32_t value) {
-    if (value < 0 || found.known(value)) return;
+    if (value < 0 || measurements.known(value)) return;
     take(recording, tensor, value, false, later);
-    odd |= found.odd.find(value) != found.odd.end();
+    nonfinite |= measurements.nonfinite.find(value) != measurements.nonfinite.end();
   });
   if (!later.empty()) measure_on_devices(recording, later, lock);
-  return odd;
+  return nonfinite;
 }
 
 bool check(Recording& recording, const OpenOp& op, const Results& results, Lock& lock) {
-  Measurements& found = recording.measurements;
+  Measurements& measurements = recording.measurements;
   const Measured& kind = op.traits->measured;
-  bool tell = recording.last_region >= 0 && look_at_regions(recording, op, lock);
+  bool reports = recording.last_region >= 0 && examine_regions(recording, op, lock);
   bool had_any = false, had_nan = false;
   for (const int32_t value : op.inputs) {
-    const auto odd = found.odd.find(value);
-    if (odd == found.odd.end()) continue;
+    const auto counts = measurements.nonfinite.find(value);
+    if (counts == measurements.nonfinite.end()) continue;
     had_any = true;
-    had_nan |= odd->second.first != 0;
+    had_nan |= counts->second.first != 0;
   }
   const bool view_of_fine = op.traits->aliases >= 0 && !kind.maybe_view && !had_any;
-  if (view_of_fine || (kind.preserves != Preserves::kNothing && follows(recording, op, results))) return tell;
-  note_rewritten(found, results);
+  if (view_of_fine || (kind.preserves != Preserves::kNothing && follows(recording, op, results))) return reports;
+  note_rewritten(measurements, results);
   take_all(recording, results, false, lock);
   const auto count = [&](const at::TensorBase& tensor, int32_t value) {
     if (!is_measurable(tensor)) return;
-    ++found.checked;
-    const auto odd = found.odd.find(value);
-    if (odd == found.odd.end()) return;
-    tell |= (odd->second.first != 0 && !had_nan) || (odd->second.second != 0 && !had_any);
+    ++measurements.checked;
+    const auto counts = measurements.nonfinite.find(value);
+    if (counts == measurements.nonfinite.end()) return;
+    reports |= (counts->second.first != 0 && !had_nan) || (counts->second.second != 0 && !had_any);
   };
   for (const auto& [tensor, value] : results.returned) count(*tensor, value);
   const bool returns_it = results.returned.size() == 1 && results.changed.size() == 1;
   for (const auto& [tensor, value] : results.changed) {
     if (!returns_it || value != results.returned[0].second) count(tensor, value);
   }
-  return tell;
+  return reports;
 }
 
 }  // namespace
 
 bool measure_op(Recording& recording, const ThreadState& state, const OpenOp& op, const Results& results, Lock& lock) {
-  const Measurements& found = recording.measurements;
+  const Measurements& measurements = recording.measurements;
   const Measured& kind = op.traits->measured;
   if (kind.uninitialized) return false;
-  if (found.depth != Measurements::kNothing && is_chosen(recording, state, kind)) {
+  if (measurements.depth != Measurements::kNothing && is_chosen(recording, state, kind)) {
     take_numbers(recording, op, results, lock);
   }
-  return found.checks && check(recording, op, results, lock) && found.reports;
+  return measurements.checks && check(recording, op, results, lock) && measurements.reports;
 }
 
 bool has_new_inputs(const Recording& recording, const OpenCall& call) {
-  const Measurements& found = recording.measurements;
-  return found.includes(call.module) && std::any_of(call.inputs.begin(), call.inputs.end(), [&](int32_t value) {
-    return value >= 0 && !found.known(value);
+  const Measurements& measurements = recording.measurements;
+  return measurements.includes(call.module) && std::any_of(call.inputs.begin(), call.inputs.end(), [&](int32_t value) {
+    return value >= 0 && !measurements.known(value);
   });
 }
 
 void measure_parameters(Recording& recording, PyObject* module, int32_t number, Tensors& held, Lock& lock) {
   static PyObject* const names[] = {PyUnicode_InternFromString("_parameters"), PyUnicode_InternFromString("_buffers")};
-  Measurements& found = recording.measurements;
-  if (!found.parameters || !found.includes(number) || !found.first_call(static_cast<size_t>(number))) return;
+  Measurements& measurements = recording.measurements;
+  if (!measurements.parameters || !measurements.includes(number) || !measurements.first_call(static_cast<size_t>(number))) return;
   Owned attributes(PyObject_GenericGetDict(module, nullptr));
   if (!attributes || !PyDict_CheckExact(attributes.get())) return PyErr_Clear();
   for (PyObject* name : names) {
@@ -335,12 +335,12 @@ void measure_parameters(Recording& recording, PyObject* module, int32_t number, 
 }
 
 bool is_checkpoint(const Recording& recording, const Ids& outputs) {
-  const Measurements& found = recording.measurements;
-  const bool reports = found.checks && found.reports;
-  if (reports && (found.devices != 0 || found.tables.rings())) return true;
-  if (!reports && found.depth == Measurements::kNothing) return false;
+  const Measurements& measurements = recording.measurements;
+  const bool reports = measurements.checks && measurements.reports;
+  if (reports && (measurements.devices != 0 || measurements.tables.is_alarmed())) return true;
+  if (!reports && measurements.depth == Measurements::kNothing) return false;
   return recording.last_region >= 0 && std::any_of(outputs.begin(), outputs.end(), [&](int32_t value) {
-    return value >= 0 && !found.known(value);
+    return value >= 0 && !measurements.known(value);
   });
 }
 

@@ -11,20 +11,20 @@ struct Results {
   c10::SmallVector<std::pair<at::TensorBase, int32_t>, 2> changed;
 };
 
-// Whether Python is to be told: something that is not finite has come up.
+// Measure the results of an op; whether to notify Python: one is not finite.
 bool measure_op(Recording& recording, const ThreadState& state, const OpenOp& op, const Results& results, Lock& lock);
 
-// Whether a module was given anything that no op has made, and whose numbers are wanted.
+// Whether an argument of a module comes from no op, and its statistics are requested.
 bool has_new_inputs(const Recording& recording, const OpenCall& call);
 
 using Tensors = c10::SmallVector<at::Tensor, 8>;
 
-// Take the numbers of a module's parameters and buffers when it is first called, if they are wanted. With the GIL.
+// Take the statistics of a module's parameters and buffers when it is first called, if requested. With the GIL.
 // `held` keeps them meanwhile, and is freed without the mutex.
 void measure_parameters(Recording& recording, PyObject* module, int32_t number, Tensors& held, Lock& lock);
 
-// Whether Python has to look at what a module returned: at results of compiled code, which are not measured yet, or, for
-// the check, at a device.
+// Whether Python must examine the results of a module: results of compiled code, which are not measured yet, or, for
+// the check, the alarm of a device.
 bool is_checkpoint(const Recording& recording, const Ids& outputs);
 
 }  // namespace sightline

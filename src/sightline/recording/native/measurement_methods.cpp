@@ -1,4 +1,4 @@
-// What Python asks of the measurements of a recording.
+// The methods of a recording for its measurements.
 #include "recording_methods.h"
 
 #include "recording_object.h"
@@ -6,7 +6,7 @@
 namespace sightline {
 namespace {
 
-// measure(depth, views, parameters, some_modules, checks, reports, parameter_type): what is done with results of ops.
+// measure(depth, views, parameters, some_modules, checks, reports, parameter_type): how results of ops are measured.
 PyObject* recording_measure(PyObject* self, PyObject* args) {
   int depth, views, parameters, checks, reports, some_modules;
   PyTypeObject* type;
@@ -16,20 +16,20 @@ PyObject* recording_measure(PyObject* self, PyObject* args) {
     return nullptr;
   }
   const Lock lock(recording->mutex);
-  Measurements& found = recording->measurements;
-  found.depth = static_cast<Measurements::Depth>(depth);
-  found.views = views != 0;
-  found.parameters = parameters != 0;
-  found.checks = checks != 0;
-  found.reports = reports != 0;
-  found.some_modules = some_modules != 0;
-  found.tables.numbers = found.depth != Measurements::kNothing;
-  found.tables.fingerprints = found.depth == Measurements::kFingerprints;
-  found.parameter_type = type;  // one of torch's: it stays
+  Measurements& measurements = recording->measurements;
+  measurements.depth = static_cast<Measurements::Depth>(depth);
+  measurements.views = views != 0;
+  measurements.parameters = parameters != 0;
+  measurements.checks = checks != 0;
+  measurements.reports = reports != 0;
+  measurements.some_modules = some_modules != 0;
+  measurements.tables.numbers = measurements.depth != Measurements::kNothing;
+  measurements.tables.fingerprints = measurements.depth == Measurements::kFingerprints;
+  measurements.parameter_type = type;  // one of torch's: it stays
   Py_RETURN_NONE;
 }
 
-// report_nonfinite(on): whether Python is notified of what is not finite.
+// report_nonfinite(on): whether Python is notified of NaNs and infinities.
 PyObject* recording_report_nonfinite(PyObject* self, PyObject* on) {
   if (Recording* recording = recording_of(self)) {
     const Lock lock(recording->mutex);
@@ -50,15 +50,15 @@ PyObject* recording_choose_module(PyObject* self, PyObject* number) {
   Py_RETURN_NONE;
 }
 
-// is_measured(value, first): whether a value was looked at; with `first` it is from now on.
+// is_measured(value, first): whether a value was examined; with `first` it is from now on.
 PyObject* recording_is_measured(PyObject* self, PyObject* args) {
   int value, first;
   if (!PyArg_ParseTuple(args, "ip", &value, &first)) return nullptr;
   Recording* recording = recording_of(self);
   if (recording == nullptr || value < 0) Py_RETURN_TRUE;
   const Lock lock(recording->mutex);
-  Measurements& found = recording->measurements;
-  return PyBool_FromLong(first ? !found.first_time(value) : found.known(value));
+  Measurements& measurements = recording->measurements;
+  return PyBool_FromLong(first ? !measurements.first_time(value) : measurements.known(value));
 }
 
 // nonfinite(value): how many NaNs and infinities it has, or None.
@@ -67,8 +67,8 @@ PyObject* recording_nonfinite(PyObject* self, PyObject* number) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) Py_RETURN_NONE;
   const Lock lock(recording->mutex);
-  const auto found = recording->measurements.odd.find(value);
-  if (found == recording->measurements.odd.end()) Py_RETURN_NONE;
+  const auto found = recording->measurements.nonfinite.find(value);
+  if (found == recording->measurements.nonfinite.end()) Py_RETURN_NONE;
   return Py_BuildValue("(LL)", static_cast<long long>(found->second.first), static_cast<long long>(found->second.second));
 }
 
@@ -121,7 +121,7 @@ PyObject* recording_add_kernel(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// add_table(device, stream, capacity, sums, counts, alarm, bell, matrix, list, list_here): its number.
+// add_table(device, stream, capacity, sums, counts, alarm, host_count, matrix, list, list_here): its number.
 PyObject* recording_add_table(PyObject* self, PyObject* args) {
   int device;
   unsigned long long stream, numbers[7];
@@ -137,7 +137,7 @@ PyObject* recording_add_table(PyObject* self, PyObject* args) {
   table.sums = numbers[0];
   table.counts = numbers[1];
   table.alarm = numbers[2];
-  table.bell = numbers[3];
+  table.host_count = numbers[3];
   table.matrix = numbers[4];
   table.list = numbers[5];
   table.list_here = reinterpret_cast<int64_t*>(numbers[6]);
@@ -170,12 +170,12 @@ PyObject* recording_table_rows(PyObject* self, PyObject* number) {
       reinterpret_cast<const char*>(rows.data()), static_cast<Py_ssize_t>(rows.size() * sizeof(int64_t)));
 }
 
-// watch_bell(address): memory in which a device says how much was not finite.
-PyObject* recording_watch_bell(PyObject* self, PyObject* address) {
-  const auto* bell = reinterpret_cast<const volatile int64_t*>(PyLong_AsUnsignedLongLong(address));
+// watch_alarm(address): memory in which a device counts NaNs and infinities.
+PyObject* recording_watch_alarm(PyObject* self, PyObject* address) {
+  const auto* alarm = reinterpret_cast<const volatile int64_t*>(PyLong_AsUnsignedLongLong(address));
   if (Recording* recording = recording_of(self)) {
     const Lock lock(recording->mutex);
-    recording->measurements.tables.bells.push_back(bell);
+    recording->measurements.tables.alarms.push_back(alarm);
   }
   Py_RETURN_NONE;
 }
@@ -197,12 +197,12 @@ PyObject* recording_read_numbers(PyObject* self, PyObject* args) {
   if (recording == nullptr || !PyArg_ParseTuple(args, "Op", &object, &fingerprint)) return nullptr;
   const at::TensorBase* tensor = recording->tensor_in(object);
   if (tensor == nullptr || !tensor->is_cpu() || !is_measurable(*tensor)) Py_RETURN_NONE;
-  const Reading found = read_numbers(*tensor, fingerprint != 0);
+  const Reading reading = read_numbers(*tensor, fingerprint != 0);
   return Py_BuildValue(
-      "(dddddLLL[LLLL])", found.least, found.most, found.mean, found.deviation, found.norm,
-      static_cast<long long>(found.zeros), static_cast<long long>(found.nans), static_cast<long long>(found.infs),
-      static_cast<long long>(found.lanes[0]), static_cast<long long>(found.lanes[1]),
-      static_cast<long long>(found.lanes[2]), static_cast<long long>(found.lanes[3]));
+      "(dddddLLL[LLLL])", reading.least, reading.most, reading.mean, reading.deviation, reading.norm,
+      static_cast<long long>(reading.zeros), static_cast<long long>(reading.nans), static_cast<long long>(reading.infs),
+      static_cast<long long>(reading.lanes[0]), static_cast<long long>(reading.lanes[1]),
+      static_cast<long long>(reading.lanes[2]), static_cast<long long>(reading.lanes[3]));
 }
 
 }  // namespace
@@ -210,7 +210,7 @@ PyObject* recording_read_numbers(PyObject* self, PyObject* args) {
 std::vector<PyMethodDef> measurement_methods() {
   return {
       {"measure", recording_measure, METH_VARARGS, "measure(depth, views, parameters, some_modules, checks, reports, type)"},
-      {"report_nonfinite", recording_report_nonfinite, METH_O, "report_nonfinite(on): whether Python is notified of what is not finite."},
+      {"report_nonfinite", recording_report_nonfinite, METH_O, "report_nonfinite(on): whether Python is notified of NaNs and infinities."},
       {"choose_module", recording_choose_module, METH_O, "choose_module(number): the ops of its calls are measured."},
       {"is_measured", recording_is_measured, METH_VARARGS, "is_measured(value, mark): whether a value was measured; mark it as measured."},
       {"nonfinite", recording_nonfinite, METH_O, "nonfinite(value): its NaNs and infinities, or None."},
@@ -219,10 +219,10 @@ std::vector<PyMethodDef> measurement_methods() {
       {"add_table", recording_add_table, METH_VARARGS, "add_table(device, stream, capacity, addresses…): its number."},
       {"set_weights", recording_set_weights, METH_VARARGS, "set_weights(device, address, count): of fingerprints."},
       {"table_rows", recording_table_rows, METH_O, "table_rows(number): value and elements of each row."},
-      {"watch_bell", recording_watch_bell, METH_O, "watch_bell(address): where a device counts what is not finite."},
+      {"watch_alarm", recording_watch_alarm, METH_O, "watch_alarm(address): where a device counts NaNs and infinities."},
       {"acknowledge", recording_acknowledge, METH_O, "acknowledge(count): Python has examined so many."},
       {"read_numbers", recording_read_numbers, METH_VARARGS, "read_numbers(tensor, fingerprint): a tensor's numbers."},
-      {"checked", recording_checked, METH_NOARGS, "checked(): how many tensors were looked at."},
+      {"checked", recording_checked, METH_NOARGS, "checked(): how many tensors were examined."},
   };
 }
 

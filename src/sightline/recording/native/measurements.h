@@ -1,4 +1,4 @@
-// `stats=` and `check=`: which results of ops are measured, and what was found.
+// `stats=` and `check=`: which results of ops are measured, and the results.
 #pragma once
 
 #include "device_tables.h"
@@ -17,7 +17,7 @@
 
 namespace sightline {
 
-// How the result of an operator shows what is not finite in its input: by the elements themselves, by something bounded,
+// How the result of an operator shows NaNs and infinities of its input: by the elements themselves, by something bounded,
 // by a product with a plain number, a quotient, a sum. Python's numbers.
 enum class Preserves { kNothing, kCopy, kBounded, kProduct, kQuotient, kSum };
 
@@ -27,7 +27,7 @@ struct Implied {
   bool bounded;
 };
 
-// What measuring needs to know of an operator; asked once for each.
+// The traits of an operator that measuring needs, requested once.
 struct Measured {
   bool chosen = false;  // among those whose numbers are taken
   bool uninitialized = false;  // its result holds whatever was in memory before
@@ -44,16 +44,16 @@ class Measurements {
   Depth depth = kNothing;  // of `stats=`
   bool views = false;  // fingerprints also of views in another order
   bool parameters = false;
-  bool checks = false;  // `check=`: look at every result
-  bool reports = false;  // Python is notified of what is not finite
+  bool checks = false;  // `check=`: examine every result
+  bool reports = false;  // Python is notified of NaNs and infinities
   bool some_modules = false;  // only ops of certain modules are measured
   std::vector<uint8_t> modules;  // by number: whether it is one of them
   PyTypeObject* parameter_type = nullptr;
-  int64_t checked = 0;  // tensors looked at
-  size_t devices = 0;  // tensors measured on a device that rings no bell
+  int64_t checked = 0;  // tensors examined
+  size_t devices = 0;  // tensors measured on a device whose alarm C++ does not read
   DeviceTables tables;
-  ska::flat_hash_map<int32_t, std::pair<int64_t, int64_t>> odd;  // NaNs and infinities of values that have any
-  std::vector<Implied> copies;  // results that follow from what was looked at
+  ska::flat_hash_map<int32_t, std::pair<int64_t, int64_t>> nonfinite;  // NaNs and infinities of values that have any
+  std::vector<Implied> copies;  // results that follow from examined tensors
   ska::flat_hash_set<const void*> rewritten;  // storages that were changed through a view of them
 
   bool on() const { return depth != kNothing || checks; }
@@ -67,7 +67,7 @@ class Measurements {
 
   bool known(int32_t value) const { return static_cast<size_t>(value) < taken_.size() && taken_[static_cast<size_t>(value)]; }
 
-  // Whether a value has not been looked at; from now on it has.
+  // Whether a value has not been examined; from now on it has.
   bool first_time(int32_t value) {
     const auto at = static_cast<size_t>(value);
     if (at >= taken_.size()) taken_.resize(std::max<size_t>(4096, at + 1 + at / 2));
@@ -82,7 +82,7 @@ class Measurements {
   }
 
   void add(int32_t value, const Reading& reading) {
-    if (reading.nans != 0 || reading.infs != 0) odd[value] = {reading.nans, reading.infs};
+    if (reading.nans != 0 || reading.infs != 0) nonfinite[value] = {reading.nans, reading.infs};
     rows_.emplace_back(value, reading);
   }
 

@@ -116,7 +116,7 @@ class DeviceTable:
             cells.sums,
             cells.counts,
             cells.alarm.count,
-            cells.alarm.bell,
+            cells.alarm.host_count,
             matrix,
             self.list,
             self.list_here,
@@ -135,14 +135,15 @@ class NativeDeviceStatistics(DeviceStatistics):
         self._open: dict[tuple[int, int], DeviceTable] = {}  # by device and stream
 
     def prepare(self, index: int, stream: int, scalar_type: int, many: bool, size: int) -> None:
-        """Make what C++ lacks to measure tensors of a dtype, on the current device and stream."""
+        """Make the table, weights and kernel that C++ lacks for a dtype, on the current device and stream."""
         from sightline.recording.statistics.cuda_kernels import compiled, word_matrix
 
         device = torch.device("cuda", index)
         table = self._open.get((index, stream))
-        if table is None or self._used(table) >= _ROWS - 1:
-            if table is not None:
-                self._finish(table)
+        if table is None or len(self._recording.table_rows(table.number)) // 16 >= _ROWS - 1:
+            if table is not None and table.rows is None:  # C++ writes no more to it
+                table.rows = self._rows(table)
+                table.cells.send()
             table = DeviceTable(Cells(device, _ROWS, self.alarm_of(device)))
             matrix = word_matrix(device)
             table.number = self._recording.add_table(index, stream, _ROWS, *table.addresses(matrix))
@@ -158,15 +159,6 @@ class NativeDeviceStatistics(DeviceStatistics):
         finally:  # also without one, so that C++ does not ask again
             self._recording.add_kernel(index, scalar_type, many, *(kernel or (0, 0, 0, 1, 1, 1)))
 
-    def _used(self, table: DeviceTable) -> int:
-        return len(self._recording.table_rows(table.number)) // 16
-
-    def _finish(self, table: DeviceTable) -> None:
-        """Begin to copy a table to which C++ writes no more."""
-        if table.rows is None:
-            table.rows = self._rows(table)
-            table.cells.send()
-
     def _rows(self, table: DeviceTable) -> Any:
         return np.frombuffer(self._recording.table_rows(table.number), dtype=np.int64).reshape(-1, 2)
 
@@ -175,7 +167,7 @@ class NativeDeviceStatistics(DeviceStatistics):
         known = device in self._alarms
         alarm = super().alarm_of(device)
         if not known and alarm.count.is_cuda:
-            self._recording.watch_bell(alarm.bell.data_ptr())
+            self._recording.watch_alarm(alarm.host_count.data_ptr())
         return alarm
 
     def acknowledge(self, count: int) -> None:

@@ -42,7 +42,7 @@ void note_elsewhere(PyObject* module) {
     const Recording::Visit in(recording);
     if (!recording.running.load(std::memory_order_acquire)) continue;
     const Lock lock(recording.mutex);  // as above
-    if (++recording.calls_elsewhere == 1) recording.module_elsewhere = Py_TYPE(module)->tp_name;
+    if (++recording.unrecorded_calls == 1) recording.unrecorded_module = Py_TYPE(module)->tp_name;
   }
 }
 
@@ -78,38 +78,38 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Tensors parameters;  // freed after the mutex is given up
   const int here = each_here([&](Recording& recording, ThreadState& state, Lock& lock, Storages::Dead& dead) {
     if (!state.api.backward) end_api_call(recording, state, lock);
-    if (state.calls.empty()) recording.values.memory.look_at_all(entered - recording.begin, dead);
+    if (state.calls.empty()) recording.values.memory.examine_all(entered - recording.begin, dead);
     // A frame that is about to call `forward` is at the place of one that has: that call ended without its hook.
-    while (state.marks.size() > 1 && state.top().is(inner)) recording.drop_mark(state);
+    while (state.anchors.size() > 1 && state.top().is(inner)) recording.drop_anchor(state);
     const Frame* caller = inner;
     while (caller != nullptr && recording.traits_of(code_of(caller), lock)->hidden) caller = caller_of(caller);
-    const int32_t above = recording.stack_of(state, caller, lock);
+    const int32_t stack = recording.stack_of(state, caller, lock);
     const int32_t number = recording.module_of(module, lock);
     if (number < 0) return;
-    // What `torch.compile` returned for a module is known as that module, and runs it where it may not be compiled.
+    // The object that `torch.compile` returned for a module counts as that module, and calls it where it may not be compiled.
     if (!state.calls.empty() && state.calls.back().module == number && state.calls.back().object != module) return;
     OpenCall call;
     call.object = module;
     call.args = args;
     call.module = number;
     call.input_form = recording.no_form;
-    recording.glimpses = modules_only(recording) && !state.calls.empty();
+    recording.unexplained = modules_only(recording) && !state.calls.empty();
     recording.read_python(args, keywords_of(recording, inner), call.inputs, call.input_form, lock);
-    recording.glimpses = false;
-    call.mark = state.marks.size();
+    recording.unexplained = false;
+    call.anchor = state.anchors.size();
     call.parent = state.top().call;
     call.id = recording.next_id++;
     const int outer_phase = state.phase;
     if (state.phase == kOptimizer) state.phase = kForward;  // a module's work is no update, even if an optimizer calls it
     call.bits = state.number << kThreadShift | (recording.in_backward ? static_cast<int>(kBackward) : state.phase);
     call.bits |= mode_of(module) << kFlagShift;
-    state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false, outer_phase});
+    state.anchors.push_back({inner, inner->previous, nullptr, stack, call.id, false, outer_phase});
     call.start = now();
     call.spent = state.spent;
     const int32_t id = call.id;
     state.calls.push_back(std::move(call));
     measure_parameters(recording, module, number, parameters, lock);
-    if (state.calls.empty() || state.calls.back().id != id) return;  // Python was asked, and has stopped the recording
+    if (state.calls.empty() || state.calls.back().id != id) return;  // a callback has stopped the recording
     if (recording.observes_calls || has_new_inputs(recording, state.calls.back())) {
       const CallEvent answer{number, id, phase_of(state.calls.back()), state.calls.size() - 1, state.calls.back().input_form};
       notify_enter(recording, answer, args, keywords_of(recording, inner), lock);
@@ -140,7 +140,7 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (at == 0) return;
     const c10::SmallVector<int32_t, 1> nothing;
     while (state.calls.size() > at) recording.close_call(state, nothing, recording.no_form, kRaised, entered);
-    recording.values.memory.look_since(state.calls.back().start - recording.begin, entered - recording.begin, dead);
+    recording.values.memory.examine_since(state.calls.back().start - recording.begin, entered - recording.begin, dead);
     const CallEvent answer{state.calls.back().module, state.calls.back().id, phase_of(state.calls.back()),
                         state.calls.size() - 1, state.calls.back().input_form};
     if (count == 3) {
@@ -148,7 +148,7 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
       if (recording.observes_calls) notify_leave(recording, answer, args, nullptr, nullptr, lock);
       return;
     }
-    recording.glimpses = modules_only(recording);
+    recording.unexplained = modules_only(recording);
     if (state.calls.back().args != args) {  // a hook of the module's has replaced them
       c10::SmallVector<int32_t, 4> inputs;
       int32_t form = recording.no_form;
@@ -164,7 +164,7 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     } else if (given[3] != Py_None && results) {
       recording.read_python(results.get(), nullptr, outputs, form, lock);
     }
-    recording.glimpses = false;
+    recording.unexplained = false;
     recording.close_call(state, outputs, form, 0, entered);
     if (recording.observes_calls || is_checkpoint(recording, outputs)) notify_leave(recording, answer, args, given[2], given[3], lock);
     state.spent += now() - entered;

@@ -20,8 +20,8 @@ PyObject* known_object(Recording& recording, const at::TensorBase& tensor) {
 }  // namespace
 
 void notify_op(
-    Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made,
-    int32_t result_form, int phase, bool raised, bool odd, Lock& lock) {
+    Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> outputs,
+    int32_t result_form, int phase, bool raised, bool nonfinite, Lock& lock) {
   const int32_t api = state.api.id >= 0 ? state.api.info : -1;
   const int32_t stack = state.stack;
   const auto node = static_cast<long long>(state.node);
@@ -29,9 +29,9 @@ void notify_op(
   const auto wrap = [&](const at::TensorBase& tensor) { return known_object(recording, tensor); };
   ask(lock, [&] {
     Owned answer(PyObject_CallMethod(
-        recording.host, "op_ended", "iiiLiiiNNNiiii", op.traits->number, op.id, stack, node, phase, api, worker,
-        python_numbers(op.inputs.data(), op.inputs.size()), python_list(op.given, THPVariable_Wrap), python_list(made, wrap),
-        op.form, result_form, static_cast<int>(raised), static_cast<int>(odd)));
+        recording.session, "op_ended", "iiiLiiiNNNiiii", op.traits->number, op.id, stack, node, phase, api, worker,
+        python_numbers(op.inputs.data(), op.inputs.size()), python_list(op.given, THPVariable_Wrap), python_list(outputs, wrap),
+        op.form, result_form, static_cast<int>(raised), static_cast<int>(nonfinite)));
     if (!answer) recording.fault();
   });
 }
@@ -56,7 +56,7 @@ void notify_api_call(Recording& recording, ThreadState& state, int32_t id, Lock&
       if (object) PyList_Append(list, object.get());
     }
     Owned answer(PyObject_CallMethod(
-        recording.host, "api_call_ended", "iiiiiNNNNiii", info, id, stack, phase, worker,
+        recording.session, "api_call_ended", "iiiiiNNNNiii", info, id, stack, phase, worker,
         python_numbers(inputs.data(), inputs.size()), given, list, python_numbers(metadata.data(), metadata.size()), form,
         result_form, raised));
     if (!answer) recording.fault();
@@ -66,7 +66,7 @@ void notify_api_call(Recording& recording, ThreadState& state, int32_t id, Lock&
 void notify_enter(Recording& recording, const CallEvent& call, PyObject* args, PyObject* kwargs, Lock& lock) {
   ask(lock, [&] {
     Owned answer(PyObject_CallMethod(
-        recording.host, "module_entered", "iiiniOO", call.module, call.id, call.phase,
+        recording.session, "module_entered", "iiiniOO", call.module, call.id, call.phase,
         static_cast<Py_ssize_t>(call.depth), call.form, args, kwargs ? kwargs : Py_None));
     if (!answer) recording.fault();
   });
@@ -76,7 +76,7 @@ void notify_leave(
     Recording& recording, const CallEvent& call, PyObject* args, PyObject* kwargs, PyObject* result, Lock& lock) {
   ask(lock, [&] {
     Owned answer(PyObject_CallMethod(
-        recording.host, "module_left", "iiiniOOOi", call.module, call.id, call.phase,
+        recording.session, "module_left", "iiiniOOOi", call.module, call.id, call.phase,
         static_cast<Py_ssize_t>(call.depth), call.form, args, kwargs ? kwargs : Py_None, result ? result : Py_None,
         static_cast<int>(result == nullptr)));
     if (!answer) recording.fault();

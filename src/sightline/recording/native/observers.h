@@ -16,8 +16,8 @@ struct CallEvent {
 inline int phase_of(const OpenCall& call) { return call.bits & ((1 << kFlagShift) - 1); }
 
 void notify_op(
-    Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made,
-    int32_t result_form, int phase, bool raised, bool odd, Lock& lock);
+    Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> outputs,
+    int32_t result_form, int phase, bool raised, bool nonfinite, Lock& lock);
 // The API call that `state` has just closed.
 void notify_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& lock);
 void notify_enter(Recording& recording, const CallEvent& call, PyObject* args, PyObject* kwargs, Lock& lock);

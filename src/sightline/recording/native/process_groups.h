@@ -1,4 +1,4 @@
-// What collectives take besides tensors: a process group and a reduction, objects of classes that torch registers.
+// Arguments of collectives besides tensors: a process group and a reduction, objects of classes that torch registers.
 #pragma once
 
 #include <ATen/core/ivalue.h>

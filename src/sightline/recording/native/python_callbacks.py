@@ -1,8 +1,8 @@
-"""The callbacks that C++ makes into Python: to describe what it meets, and to notify observers.
+"""The callbacks of C++ into Python: they describe things that are new to it, and notify observers.
 
-C++ asks once for each operator, code object, form of arguments, type, module and tensor from outside, and
-refers to it by number from then on. Nothing that is active on the thread sees what these callbacks do, as in
-`torchapi.unobserved`.
+C++ calls one once for each operator, code object, form of arguments, type, module and tensor from outside,
+and refers to it by number from then on. Nothing that is active on the thread sees these callbacks work, as
+in `torchapi.unobserved`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sightline.recording.native.schema_forms import (
 )
 from sightline.recording.observers import ObservedCall, ObservedOp, notify_region
 from sightline.recording.operations import add_info, without_end
-from sightline.recording.session_base import SessionBase
+from sightline.recording.session import Session
 from sightline.recording.stacks import is_hidden
 from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT
 from sightline.recording.torchapi import Tensor
@@ -63,8 +63,8 @@ def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
     table[key] = value
 
 
-class Host(SessionBase):
-    """The session as C++ sees it."""
+class CallbackSession(Session):
+    """The session as C++ sees it: every method here but the last helpers is called from C++."""
 
     native: ModuleType
     recording: Any  #: the C++ side
@@ -76,7 +76,7 @@ class Host(SessionBase):
     memory: NativeStream
 
     def new_op(self, name: str, overload: str) -> tuple[Any, ...]:
-        """An operator: its number, whether it is recorded, takes Python data, is a view; what it changes.
+        """An operator: its number, whether it is recorded, takes Python data, is a view; changed arguments.
 
         The rest is for measuring its results: see C++'s ``Measured``.
         """
@@ -135,7 +135,7 @@ class Host(SessionBase):
     def _call_arguments(
         self, maker: str, number: int, values: Any, names: Any, keywords: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of an API call, from what C++ has read."""
+        """The arguments of an API call, from the operands that C++ has read."""
         if maker == "function":  # the parameters of a torch function written in Python
             return self.api_names.bind_arguments(number, values)
         if maker == "slice":  # ``x[start:stop]``
@@ -149,7 +149,7 @@ class Host(SessionBase):
         return values, kwargs
 
     def new_api_result_form(self, op: int, values: list[Any]) -> int:
-        """The form of what a function written in C returns, from the results of its op."""
+        """The form of the result of a function written in C, from the results of its op."""
         return self.arguments.forms.add(api_result_form(self.infos[op].function, values))
 
     def new_form(self, op: int, key: int, values: list[Any]) -> int:
@@ -165,7 +165,7 @@ class Host(SessionBase):
         return self.arguments.forms.add(form)
 
     def new_result_form(self, op: int, values: list[Any]) -> int:
-        """The form of what an operator returned."""
+        """The form of the results of an operator."""
         return self.arguments.forms.add(result_form(values))
 
     def new_call_form(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
@@ -265,7 +265,7 @@ class Host(SessionBase):
         self._device_statistics.add(value, tensor)
 
     def prepare_device(self, device: int, stream: int, scalar_type: int, many: int, size: int) -> None:
-        """Make what C++ needs to measure tensors of a dtype on a device."""
+        """Make the table, weights and kernel that C++ needs for a dtype on a device."""
         self._device_statistics.prepare(device, stream, scalar_type, bool(many), size)
 
     @property

@@ -1,4 +1,4 @@
-// What C++ holds, as Python objects. Everything here needs the GIL.
+// C++ data as Python objects. Everything here needs the GIL.
 #pragma once
 
 #include "arguments.h"
@@ -7,7 +7,7 @@ PyObject* THPVariable_Wrap(const at::TensorBase& tensor);  // of libtorch_python
 
 namespace sightline {
 
-// What Python is handed in place of a tensor, where it wants to know no more than that there is one.
+// Stands for a tensor where Python needs to know only that there is one.
 inline PyObject* slot_marker(const at::TensorBase&) { return Py_NewRef(Py_Ellipsis); }
 
 template <class Slot>
@@ -72,7 +72,7 @@ inline PyObject* python_number(const at::TensorBase& tensor) {
   }
 }
 
-// An argument as Python data: tensors as `wrap` makes them, what only C++ knows as (kind, text).
+// An argument as Python data: tensors as `wrap` makes them, objects of C++ as (kind, text).
 template <class Wrap>
 PyObject* python_of(const c10::IValue& value, Wrap wrap) {
   if (value.isTensor()) {

@@ -1,4 +1,4 @@
-// What a recording does the first time it meets something, and the rows it writes.
+// The first look-ups of a recording (operators, tensors, forms, stacks), and the rows it writes.
 #include "recording.h"
 
 #include <cstring>
@@ -20,8 +20,8 @@ bool passes(const Recording::Path& path, const PyCodeObject* code) {
 }
 
 // Have the main thread raise the exception that a function returns, unless it returns none.
-int raise_what(void* asked) {
-  Owned callable(static_cast<PyObject*>(asked));
+int raise_error(void* argument) {
+  Owned callable(static_cast<PyObject*>(argument));
   Owned error(PyObject_CallNoArgs(callable.get()));
   if (!error) return -1;
   if (error.get() == Py_None) return 0;
@@ -42,11 +42,11 @@ void Recording::fault() {
   PyErr_Fetch(&type, &error, &traceback);
   PyErr_NormalizeException(&type, &error, &traceback);
   if (error != nullptr && traceback != nullptr) PyException_SetTraceback(error, traceback);
-  if (host != nullptr && error != nullptr) {
-    Owned answer(PyObject_CallMethod(host, "handle_fault", "O", error));
+  if (session != nullptr && error != nullptr) {
+    Owned answer(PyObject_CallMethod(session, "handle_fault", "O", error));
     if (!answer) PyErr_Clear();
     // Not before Python has returned: it would be the one to raise it.
-    if (answer && answer.get() != Py_None && Py_AddPendingCall(raise_what, Py_NewRef(answer.get())) < 0) Py_DECREF(answer.get());
+    if (answer && answer.get() != Py_None && Py_AddPendingCall(raise_error, Py_NewRef(answer.get())) < 0) Py_DECREF(answer.get());
   }
   Py_XDECREF(type);
   Py_XDECREF(error);
@@ -84,9 +84,9 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
   traits->returns = handle->schema().returns().size();
   traits->reads_number = traits->name == "aten::item" || traits->name == "aten::_local_scalar_dense";
   traits->python = traits->name.compare(0, 6, "aten::") != 0;
-  const std::string asked_name = traits->name, asked_overload = traits->overload;
-  const bool asked = ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(host, "new_op", "ss", asked_name.c_str(), asked_overload.c_str()));
+  const std::string name_copy = traits->name, overload_copy = traits->overload;
+  const bool answered = ask(lock, [&] {
+    Owned answer(PyObject_CallMethod(session, "new_op", "ss", name_copy.c_str(), overload_copy.c_str()));
     int seen, constant, chosen, uninitialized, relabels, keeps_order, maybe_view, preserves;
     unsigned long long mutates;
     if (!answer ||
@@ -102,7 +102,7 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
     traits->measured = {chosen != 0, uninitialized != 0, relabels != 0, keeps_order != 0, maybe_view != 0,
                         static_cast<Preserves>(preserves)};
   });
-  if (!asked) return nullptr;
+  if (!answered) return nullptr;
   auto& kept = traits_[key];
   if (kept != nullptr && kept->name == name && kept->overload == overload) return kept.get();
   if (kept != nullptr) {  // an operator that was registered anew where another had been: open ops still refer to it
@@ -125,10 +125,10 @@ int32_t Recording::metadata_of(const at::TensorBase& tensor, Lock& lock) {
     PyObject* answer;
     if (key != 0) {
       answer = PyObject_CallMethod(
-          host, "plain_metadata", "NNss", python_tuple(impl->sizes()), python_tuple(impl->strides()),
+          session, "plain_metadata", "NNss", python_tuple(impl->sizes()), python_tuple(impl->strides()),
           c10::toString(c10::typeMetaToScalarType(impl->dtype())), impl->device().str().c_str());
     } else {
-      answer = PyObject_CallMethod(host, "metadata", "N", object_of(tensor));
+      answer = PyObject_CallMethod(session, "metadata", "N", object_of(tensor));
     }
     Owned held(answer);
     number = as_number(answer);
@@ -138,15 +138,15 @@ int32_t Recording::metadata_of(const at::TensorBase& tensor, Lock& lock) {
   return std::max(number, 0);
 }
 
-// The value of a tensor that is used. One that no recorded op made is looked at by Python, which says what it is.
+// The value of a tensor that is used. Python explains one that no recorded op made.
 int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
   const auto known = values.known.find(tensor.unsafeGetTensorImpl());
   if (known != values.known.end()) {
     values.memory.use(known->second.place);
     if (known->second.is_current(known->first)) return known->second.value;
-    return replaced(tensor, known->second, lock);
+    return add_version(tensor, known->second, lock);
   }
-  if (glimpses) return produced(tensor, -1, nullptr, lock);
+  if (unexplained) return output(tensor, -1, nullptr, lock);
   if (in_backward) {
     const int32_t saved = values.saved(tensor.unsafeGetTensorImpl(), metadata_of(tensor, lock));
     if (saved >= 0) {
@@ -154,14 +154,14 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
       return saved;
     }
     // Parameters are known, and every op is seen: the compiled code that ran last has made it.
-    if (wants_aten && last_region >= 0) return produced(tensor, last_region, nullptr, lock);
+    if (wants_aten && last_region >= 0) return output(tensor, last_region, nullptr, lock);
   }
   const int32_t id = values.next++;
   ValueRow row{.storage = 0, .offset = 0, .id = id, .kind = kKindExternal, .flags = 0};
   ask(lock, [&] {
     Owned object(THPVariable_Wrap(tensor));
     const auto bytes = static_cast<long long>(storage_bytes(tensor.unsafeGetTensorImpl()));
-    Owned answer(object ? PyObject_CallMethod(host, "explain_tensor", "OiL", object.get(), id, bytes) : nullptr);
+    Owned answer(object ? PyObject_CallMethod(session, "explain_tensor", "OiL", object.get(), id, bytes) : nullptr);
     int kind, flags;
     if (!answer || !PyArg_ParseTuple(answer.get(), "iiii", &kind, &row.producer, &row.base, &flags)) {
       fault();
@@ -178,15 +178,15 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
   values.rows.push_back(row);
   const int32_t met = values.find(tensor.unsafeGetTensorImpl());
   if (met < 0) values.know(tensor, id);
-  return met < 0 ? id : met;  // Python, or another thread, has met it meanwhile
+  return met < 0 ? id : met;  // Python, or another thread, has registered it meanwhile
 }
 
 // A new version of a tensor that was given other data without an op.
-int32_t Recording::replaced(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock) {
+int32_t Recording::add_version(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const void* storage = storage_of(impl);
   const bool moved = before.storage != storage;
-  const int32_t previous = before.value;  // `before` is not looked at again: the mutex is given up
+  const int32_t previous = before.value;  // `before` is not read again: the mutex is unlocked meanwhile
   const int32_t base = moved && storage != nullptr ? values.find_storage(storage, impl) : -1;
   const int32_t metadata = metadata_of(tensor, lock);
   const int32_t id = values.next++;
@@ -214,18 +214,18 @@ int32_t Recording::new_version(const at::TensorBase& tensor, int32_t op, int32_t
 }
 
 // The value of a result: that of a tensor which is known, or a new one, which may be a view of an input.
-int32_t Recording::produced(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock) {
+int32_t Recording::output(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const auto known = values.known.find(impl);
   if (known != values.known.end()) {
-    // What an op has changed that does not say so has a new version all the same.
+    // A tensor that an op changed without declaring it has a new version all the same.
     if (known->second.is_current(impl)) return known->second.value;
-    return op < 0 ? replaced(tensor, known->second, lock) : new_version(tensor, op, known->second.value, lock);
+    return op < 0 ? add_version(tensor, known->second, lock) : new_version(tensor, op, known->second.value, lock);
   }
   const int32_t metadata = metadata_of(tensor, lock);
   const int32_t id = values.next++;
   const bool view = from != nullptr && from->alias_storage != nullptr && storage_of(impl) == from->alias_storage;
-  if (!wants_aten && op >= 0) {  // ops are not seen, so memory alone shows what is a view of what
+  if (!wants_aten && op >= 0) {  // ops are not seen, so only its memory shows that a tensor is a view
     const void* storage = storage_of(impl);
     values.rows.push_back(
         {.storage = reinterpret_cast<int64_t>(storage), .offset = storage ? impl->storage_offset() : 0, .id = id,
@@ -235,7 +235,7 @@ int32_t Recording::produced(const at::TensorBase& tensor, int32_t op, const Open
         {.storage = 0, .offset = impl->storage_offset(), .id = id, .meta = metadata, .producer = op,
          .base = from->alias_value, .kind = kKindActivation, .flags = 0});
   } else {
-    values.plain_rows.push_back({id, metadata, op});
+    values.fresh_rows.push_back({id, metadata, op});
   }
   values.know_storage(tensor, id, metadata);
   values.know(tensor, id);
@@ -252,7 +252,7 @@ int32_t Recording::form_of(
   int32_t form = no_form;
   ask(lock, [&] {
     const auto shared = static_cast<unsigned long long>(read.needs_python ? 0 : read.key);
-    Owned answer(PyObject_CallMethod(host, "new_form", "iKN", traits.number, shared, python_list(given, slot_marker)));
+    Owned answer(PyObject_CallMethod(session, "new_form", "iKN", traits.number, shared, python_list(given, slot_marker)));
     if (answer) form = as_number(answer.get());
     if (PyErr_Occurred()) fault();
   });
@@ -260,31 +260,31 @@ int32_t Recording::form_of(
   return form;
 }
 
-// The form of what an op returned, or of what the API call that ran it returns: Python's bindings make tuples of
+// The form of the results of an op, or of the API call that ran it: Python's bindings make tuples of
 // lists, and give some of them names.
-int32_t Recording::result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, bool api, Lock& lock) {
-  if (made.size() == 1 && made[0].isTensor() && made[0].toTensor().defined()) return -1;
-  if (made.empty()) return no_form;
-  Arguments found;
-  for (const c10::IValue& value : made) read(value, found);
-  const uint64_t key = mixed(mixed(found.key, 0x5EED + made.size()), api ? static_cast<uint64_t>(traits.number) + 1 : 0);
+int32_t Recording::result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> outputs, bool api, Lock& lock) {
+  if (outputs.size() == 1 && outputs[0].isTensor() && outputs[0].toTensor().defined()) return -1;
+  if (outputs.empty()) return no_form;
+  Arguments arguments;
+  for (const c10::IValue& value : outputs) read(value, arguments);
+  const uint64_t key = mixed(mixed(arguments.key, 0x5EED + outputs.size()), api ? static_cast<uint64_t>(traits.number) + 1 : 0);
   const auto known = forms.find(key);
   if (known != forms.end()) return known->second;
   int32_t form = no_form;
   ask(lock, [&] {
     const char* method = api ? "new_api_result_form" : "new_result_form";
-    Owned answer(PyObject_CallMethod(host, method, "iN", traits.number, python_list(made, slot_marker)));
+    Owned answer(PyObject_CallMethod(session, method, "iN", traits.number, python_list(outputs, slot_marker)));
     if (answer) form = as_number(answer.get());
     if (PyErr_Occurred()) fault();
   });
-  if (!found.needs_python) forms.emplace(key, form);
+  if (!arguments.needs_python) forms.emplace(key, form);
   return form;
 }
 
 void Recording::learn_type(PyTypeObject* type, Lock& lock) {
   int kind = static_cast<int>(TypeKind::kPython);
   ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(host, "new_type", "O", type));
+    Owned answer(PyObject_CallMethod(session, "new_type", "O", type));
     if (answer) kind = as_number(answer.get());
     if (PyErr_Occurred()) fault();
   });
@@ -296,7 +296,7 @@ const CodeTraits* Recording::traits_of(PyCodeObject* code, Lock& lock) {
   if (found != stacks.codes.end()) return &found->second;
   CodeTraits traits{-1, true, false, false};
   ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(host, "new_code", "O", code));
+    Owned answer(PyObject_CallMethod(session, "new_code", "O", code));
     int hidden, api, engine;
     if (!answer || !PyArg_ParseTuple(answer.get(), "ippp", &traits.number, &hidden, &api, &engine)) {
       fault();
@@ -313,9 +313,9 @@ const CodeTraits* Recording::traits_of(PyCodeObject* code, Lock& lock) {
   return &stacks.codes.emplace(code, traits).first->second;
 }
 
-// The frames from one up to the thread's mark. Marks that are not on the stack belong to calls that ended without
+// The frames from one up to the thread's anchor. Anchors that are not on the stack belong to calls that ended without
 // their hook.
-void Recording::path_to_mark(ThreadState& state, const Frame* frame, Path& path, Lock& lock) {
+void Recording::path_to_anchor(ThreadState& state, const Frame* frame, Path& path, Lock& lock) {
   for (;;) {
     path.clear();
     const Frame* at = frame;
@@ -328,14 +328,14 @@ void Recording::path_to_mark(ThreadState& state, const Frame* frame, Path& path,
       return;
     }
     end_api_call(*this, state, lock);
-    drop_mark(state);
+    drop_anchor(state);
   }
 }
 
 int32_t Recording::stack_of(ThreadState& state, const Frame* frame, Lock& lock) {
   Path path;
-  path_to_mark(state, frame, path, lock);
-  int32_t stack = state.top().above;
+  path_to_anchor(state, frame, path, lock);
+  int32_t stack = state.top().stack;
   for (auto at = path.rbegin(); at != path.rend(); ++at) {
     const CodeTraits* code = traits_of(code_of(*at), lock);
     if (!code->hidden) stack = stacks.child(stack, code->number, instruction_of(*at));
@@ -343,36 +343,36 @@ int32_t Recording::stack_of(ThreadState& state, const Frame* frame, Lock& lock) 
   return stack;
 }
 
-void Recording::drop_mark(ThreadState& state) {
-  if (state.marks.size() == 1) {  // the block's own caller has returned: walk to the top from now on
-    state.marks[0] = Mark{};
+void Recording::drop_anchor(ThreadState& state) {
+  if (state.anchors.size() == 1) {  // the block's own caller has returned: walk to the top from now on
+    state.anchors[0] = StackAnchor{};
     return;
   }
-  if (!state.calls.empty() && state.calls.back().mark == state.marks.size() - 1) {
+  if (!state.calls.empty() && state.calls.back().anchor == state.anchors.size() - 1) {
     close_call(state, c10::SmallVector<int32_t, 1>(), no_form, kRaised, now());
     return;
   }
-  pop_mark(state);
+  pop_anchor(state);
 }
 
-void Recording::pop_mark(ThreadState& state) {
+void Recording::pop_anchor(ThreadState& state) {
   state.phase = state.top().outer_phase;
-  state.marks.pop_back();
+  state.anchors.pop_back();
 }
 
 // The innermost module call has ended.
 void Recording::close_call(
     ThreadState& state, const Ids& outputs, int32_t form, int flags, int64_t end) {
   OpenCall& call = state.calls.back();
-  const Mark& mark = state.marks[call.mark];
+  const StackAnchor& anchor = state.anchors[call.anchor];
   const int64_t duration = end - call.start - (state.spent - call.spent);
   calls.write(
       {.start = call.start - begin, .duration = duration, .end = next_id++, .id = call.id, .module = call.module,
-       .parent = call.parent, .stack = mark.above, .bits = call.bits | flags << kFlagShift,
+       .parent = call.parent, .stack = anchor.stack, .bits = call.bits | flags << kFlagShift,
        .input_form = call.input_form, .output_form = form},
       call.inputs, outputs);
-  state.phase = mark.outer_phase;
-  state.marks.resize(call.mark);
+  state.phase = anchor.outer_phase;
+  state.anchors.resize(call.anchor);
   state.calls.pop_back();
 }
 
@@ -384,7 +384,7 @@ const at::TensorBase* Recording::tensor_in(PyObject* object) const {
 // Read a call's arguments as Python passed them. With the GIL and the mutex, which is given up in between.
 void Recording::read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t& form, Lock& lock) {
   const bool bare = kwargs == nullptr || PyDict_GET_SIZE(kwargs) == 0;
-  if (bare && PyTuple_CheckExact(args) && PyTuple_GET_SIZE(args) == 1) {  // what most modules are given
+  if (bare && PyTuple_CheckExact(args) && PyTuple_GET_SIZE(args) == 1) {  // the arguments of most modules
     const auto kind = types.kinds.find(Py_TYPE(PyTuple_GET_ITEM(args, 0)));
     if (kind != types.kinds.end() && kind->second == TypeKind::kTensor) {
       ids.push_back(value_of(types.tensor_of(PyTuple_GET_ITEM(args, 0)), lock));
@@ -393,33 +393,33 @@ void Recording::read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t&
     }
   }
   for (;;) {
-    Arguments found;
-    found.has_gil = true;  // the caller of a module holds it
-    PyTypeObject* unknown = types.read(args, found);
-    if (unknown == nullptr && kwargs != nullptr && PyDict_GET_SIZE(kwargs) > 0) unknown = types.read(kwargs, found);
+    Arguments arguments;
+    arguments.has_gil = true;  // the caller of a module holds it
+    PyTypeObject* unknown = types.read(args, arguments);
+    if (unknown == nullptr && kwargs != nullptr && PyDict_GET_SIZE(kwargs) > 0) unknown = types.read(kwargs, arguments);
     if (unknown != nullptr) {
       learn_type(unknown, lock);
       continue;
     }
     PyObject* named = kwargs == nullptr || PyDict_GET_SIZE(kwargs) == 0 ? Py_None : kwargs;
-    if (!found.needs_python) {
-      const uint64_t key = mixed(found.key, 0xCA11);
+    if (!arguments.needs_python) {
+      const uint64_t key = mixed(arguments.key, 0xCA11);
       const auto known = forms.find(key);
       if (known != forms.end()) {
         form = known->second;
       } else {
         ask(lock, [&] {
-          Owned answer(PyObject_CallMethod(host, "new_call_form", "OO", args, named));
+          Owned answer(PyObject_CallMethod(session, "new_call_form", "OO", args, named));
           if (answer) form = as_number(answer.get());
           if (PyErr_Occurred()) fault();
         });
         forms.emplace(key, form);
       }
-      for (const at::TensorBase* tensor : found.tensors) ids.push_back(value_of(*tensor, lock));
+      for (const at::TensorBase* tensor : arguments.tensors) ids.push_back(value_of(*tensor, lock));
       return;
     }
     ask(lock, [&] {
-      Owned answer(PyObject_CallMethod(host, "read", "OO", args, named));
+      Owned answer(PyObject_CallMethod(session, "read", "OO", args, named));
       PyObject* list = nullptr;
       if (answer && PyArg_ParseTuple(answer.get(), "iO!", &form, &PyList_Type, &list)) {
         for (Py_ssize_t at = 0; at < PyList_GET_SIZE(list); ++at) ids.push_back(as_number(PyList_GET_ITEM(list, at)));
@@ -437,7 +437,7 @@ int32_t Recording::module_of(PyObject* module, Lock& lock) {
   int32_t number = -1;
   PyObject* ref = nullptr;
   ask(lock, [&] {
-    Owned answer(PyObject_CallMethod(host, "module", "O", module));
+    Owned answer(PyObject_CallMethod(session, "module", "O", module));
     if (answer) number = as_number(answer.get());
     if (number >= 0) ref = PyWeakref_NewRef(module, nullptr);
     if (PyErr_Occurred()) fault();
@@ -456,7 +456,7 @@ void Recording::clear() {
   Py_CLEAR(base);
   for (auto& [thread, state] : threads) Py_CLEAR(state->api.given);
   observes_ops = observes_api = observes_calls = false;
-  glimpses = false;
+  unexplained = false;
   stacks = Stacks();
   values = Values();
   ops = OpRows();
@@ -471,8 +471,8 @@ void Recording::clear() {
   faults = 0;
   raised_stack = -1;
   last_region = -1;
-  calls_elsewhere = 0;
-  module_elsewhere.clear();
+  unrecorded_calls = 0;
+  unrecorded_module.clear();
 }
 
 }  // namespace sightline

@@ -1,8 +1,8 @@
-// One recording: what is known of ops, tensors, code and arguments, and where each thread stands.
+// One recording: its tables of ops, tensors, code and arguments, and the state of each thread.
 //
-// Everything here is guarded by `mutex`. Whatever is met for the first time is described by Python (`Host`), which
-// needs the GIL. The GIL is never waited for while the mutex is held: a thread that holds the GIL may be waiting for
-// the mutex.
+// Everything here is guarded by `mutex`. Python describes each thing that is seen for the first time
+// (`CallbackSession`), which needs the GIL. The GIL is never awaited while the mutex is held: a thread that holds the
+// GIL may be waiting for the mutex.
 #pragma once
 
 #include "arguments.h"
@@ -35,7 +35,7 @@ inline int64_t now() {
       .count();
 }
 
-// A Python object that is let go of at the end of a scope.
+// A Python object that is released (`Py_DECREF`) at the end of a scope.
 class Owned {
  public:
   explicit Owned(PyObject* object = nullptr) : object_(object) {}
@@ -49,12 +49,12 @@ class Owned {
   PyObject* object_;
 };
 
-// What is known of an operator in a recording.
+// The properties of an operator in a recording.
 struct OpTraits {
   std::string name, overload;
   int32_t number = -1;  // among the operations of the recording
   bool seen = false;  // it is recorded: not one of a profiler's own, nor a mark that is no operator
-  bool leaf = false;  // what runs inside it are its kernel's internals
+  bool leaf = false;  // ops inside it are internals of its kernel
   uint64_t kernels = 0;  // of one written in terms of others: a bit for each backend where it has a kernel all the same
   bool constant = false;  // its input was just made from Python data
   bool python = false;  // its kernel may be written in Python
@@ -67,18 +67,18 @@ struct OpTraits {
   bool reads_number = false;  // `item`: torch also reads sizes that way, before the op they are for
 };
 
-// A frame of a call in progress and the stack of everything above it.
-struct Mark {
+// A live frame of a call in progress, and its stack: only the frames that it called are walked.
+struct StackAnchor {
   const Frame* frame = nullptr;
   const Frame* previous = nullptr;  // the frame that called it: addresses of frames are used again
   const PyFrameObject* object = nullptr;  // of the block's own caller, which may return before the block ends
-  int32_t above = -1;
+  int32_t stack = -1;
   int32_t call = -1;  // the innermost module call that is open here
   bool optimizer = false;
-  int outer_phase = 0;  // the phase of what runs after the call
+  int outer_phase = 0;  // the phase to restore when the call ends
   const PyCodeObject* closure = nullptr;  // of the function an optimizer was given to compute the loss; only compared
 
-  // Whether a frame is the one the mark stands for; no frame is that of the empty stack.
+  // Whether a frame is that of the anchor; no frame is that of the empty stack.
   bool is(const Frame* at) const {
     if (at == nullptr || frame == nullptr) return at == frame;
     return object != nullptr ? at->frame_obj == object : at == frame && at->previous == previous;
@@ -88,7 +88,7 @@ struct Mark {
 using Ids = c10::SmallVectorImpl<int32_t>;
 
 struct OpenCall {
-  size_t mark;  // its position among the marks
+  size_t anchor;  // its position among the anchors
   int32_t id, module, parent, bits, input_form;
   PyObject* object;  // the module, borrowed: it is running
   PyObject* args;  // the tuple its inputs were read from, borrowed
@@ -106,7 +106,7 @@ struct OpenOp {
   int64_t start;
   c10::SmallVector<int32_t, 6> inputs;
   c10::SmallVector<c10::TensorImpl*, 2> changed;
-  // For observers and the check: torch has let go of them when the op ends.
+  // For observers and the check: torch has released them when the op ends.
   c10::SmallVector<c10::IValue, 6> given;
 };
 
@@ -129,7 +129,7 @@ struct ApiCall {
   int task = -1, inner_task = -1;  // of a backward pass: autograd's number of it, and of one that it has started
   // The call into C that the last op was part of; it is the API call itself unless that is a function of torch's.
   const OpTraits* first;
-  PyObject* subject;  // what an indexing call indexes; only its address is used
+  PyObject* subject;  // of an indexing call; only its address is used
   const void* tensor;  // the first tensor of the last op; only its address is used
   bool indexes;  // it is written as an index
   bool began;  // an op has taken the subject
@@ -150,13 +150,13 @@ struct Region {
   int64_t start = 0;
   const at::RecordFunction* node = nullptr;  // of a compiled backward pass
   std::vector<int32_t> inputs;
-  int64_t spent = 0;  // what was no part of the run before it
+  int64_t spent = 0;  // excluded time of the thread before it
 };
 
 struct ThreadState {
   int32_t number = 0;
   bool own = false;  // the recording was started on it
-  std::vector<Mark> marks;
+  std::vector<StackAnchor> anchors;
   std::vector<OpenCall> calls;
   std::vector<OpenOp> ops;
   std::vector<std::pair<const at::RecordFunction*, int64_t>> nodes;  // autograd nodes being evaluated
@@ -170,7 +170,7 @@ struct ThreadState {
 
   bool in_backward() const { return node != -1 || task >= 0; }
 
-  Mark& top() { return marks.back(); }
+  StackAnchor& top() { return anchors.back(); }
 };
 
 class Recording {
@@ -190,13 +190,13 @@ class Recording {
 
   std::mutex mutex;
   std::atomic<bool> running{false};
-  std::atomic<int> visitors{0};  // calls that are inside: Python, while it is asked, may stop the recording
+  std::atomic<int> visitors{0};  // calls that are inside: Python may stop the recording during a callback
   uint64_t serial = 0;
   bool left = false;  // it is over, and waits for its last visitor
   PyObject* base = nullptr;  // the frame of the block's caller, held
-  PyObject* host = nullptr;  // borrowed: the host owns the recording, and lives while it runs; null: a free slot
+  PyObject* session = nullptr;  // borrowed: it owns the recording, and lives while that runs; null: a free slot
   bool wants_api = false, wants_aten = false;
-  bool observes_ops = false, observes_api = false, observes_calls = false;  // observers are told
+  bool observes_ops = false, observes_api = false, observes_calls = false;  // whether observers are notified
   int64_t begin = 0;
   at::CallbackHandle handle = 0, node_handle = 0;
   uint64_t owner = 0;  // the thread it was started on
@@ -214,22 +214,22 @@ class Recording {
   int32_t one_tensor = -1;  // of a single tensor
   int32_t raised_stack = -1;  // of the last op that raised
   int32_t last_region = -1;  // the op that stands for compiled code
-  int64_t calls_elsewhere = 0;  // module calls on threads that nothing records
-  std::string module_elsewhere;  // the class of the first of them
+  int64_t unrecorded_calls = 0;  // module calls on threads that nothing records
+  std::string unrecorded_module;  // the class of the first of them
   std::atomic<int> faults{0};  // of our own, that could not be passed on to Python
   Py_ssize_t kwargs_slot = -1;
 
   bool in_backward = false;  // of the op that is being read
-  bool glimpses = false;  // only module calls are recorded, and one is running: tensors between them have no producer
+  bool unexplained = false;  // only module calls are recorded: tensors between modules have no producer
 
   OpTraits* traits_of(const at::RecordFunction& event, Lock& lock);
   int32_t module_of(PyObject* module, Lock& lock);
   int32_t value_of(const at::TensorBase& tensor, Lock& lock);
   int32_t metadata_of(const at::TensorBase& tensor, Lock& lock);
   int32_t new_version(const at::TensorBase& tensor, int32_t op, int32_t previous, Lock& lock);
-  int32_t replaced(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock);
-  int32_t produced(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock);
-  // Some callers hand over their whole stack: what belongs to the op comes last.
+  int32_t add_version(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock);
+  int32_t output(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock);
+  // Some callers hand over their whole stack: the arguments of the op come last.
   static c10::ArrayRef<const c10::IValue> arguments_of(const OpTraits& traits, const at::RecordFunction& event) {
     const auto all = event.inputs();
     return all.size() > traits.arguments ? all.slice(all.size() - traits.arguments) : all;
@@ -239,16 +239,16 @@ class Recording {
     return all.size() > traits.returns ? all.slice(all.size() - traits.returns) : all;
   }
   int32_t form_of(const OpTraits& traits, const Arguments& read, c10::ArrayRef<const c10::IValue> given, Lock& lock);
-  int32_t result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, bool api, Lock& lock);
+  int32_t result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> outputs, bool api, Lock& lock);
   void learn_type(PyTypeObject* type, Lock& lock);
   const CodeTraits* traits_of(PyCodeObject* code, Lock& lock);
   using Path = c10::SmallVector<const Frame*, 32>;
-  void pop_mark(ThreadState& state);
-  void path_to_mark(ThreadState& state, const Frame* frame, Path& path, Lock& lock);
+  void pop_anchor(ThreadState& state);
+  void path_to_anchor(ThreadState& state, const Frame* frame, Path& path, Lock& lock);
   int32_t stack_of(ThreadState& state, const Frame* frame, Lock& lock);
   void read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t& form, Lock& lock);
   void close_call(ThreadState& state, const Ids& outputs, int32_t form, int flags, int64_t end);
-  void drop_mark(ThreadState& state);
+  void drop_anchor(ThreadState& state);
   // The C++ tensor of a Python object; null if it is not a tensor.
   const at::TensorBase* tensor_in(PyObject* object) const;
   void fault();
@@ -263,7 +263,7 @@ class Recording {
   ska::flat_hash_map<PyObject*, KnownModule> modules_;
 };
 
-// The GIL, and silence: what Python does for us is not recorded.
+// The GIL, and silence: nothing that Python does for us is recorded.
 class WithGil {
  public:
   WithGil() : state_(PyGILState_Ensure()) { ++silent; }
@@ -279,7 +279,7 @@ class WithGil {
   PyGILState_STATE state_;
 };
 
-// What this thread does meanwhile is seen by nothing that is active on it: autograd, autocast, modes of functions and of
+// While it lives, nothing that is active on this thread sees its work: autograd, autocast, modes of functions and of
 // the dispatcher, subclasses, the transforms of torch.func, torch.jit.trace, profilers. Python's `torchapi.unobserved`.
 class Unobserved {
  public:
@@ -319,11 +319,11 @@ class Unobserved {
   PyThreadState* profiled_ = nullptr;
 };
 
-// Give the mutex up, ask Python, take it again. False if Python is going away.
+// Unlock the mutex, ask Python, lock it again. False if the interpreter is finalizing.
 template <class Ask>
 bool ask(Lock& lock, Ask ask_python) {
   lock.unlock();
-  bool asked = false;
+  bool answered = false;
   if (!_Py_IsFinalizing()) {
     WithGil gil;
     const Unobserved unobserved;
@@ -332,10 +332,10 @@ bool ask(Lock& lock, Ask ask_python) {
     PyErr_Fetch(&type, &error, &traceback);
     ask_python();
     PyErr_Restore(type, error, traceback);
-    asked = true;
+    answered = true;
   }
   lock.lock();
-  return asked;
+  return answered;
 }
 
 }  // namespace sightline

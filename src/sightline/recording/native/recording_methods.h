@@ -1,4 +1,4 @@
-// The methods of a recording's Python type, by what they are about; `extension.cpp` has those that steer it.
+// The methods of a recording's Python type by subject; `extension.cpp` has those that start and stop it.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN

@@ -1,5 +1,5 @@
 // Written by `make schema` from src/sightline/schema/; a test checks that it is current.
-// The rows of a recording: what the engine keeps of an op, a module call and a value until Python reads them.
+// The rows of a recording: the engine keeps one for each op, module call and value until Python reads it.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct OpRow {
   int64_t start = -1;  // since the recording began
   int64_t duration = -1;  // the time it took, the recorder's own included
   int32_t id = -1;
-  int32_t info = -1;  // what was called, into `Tables.operations`
+  int32_t info = -1;  // the operation that was called, into `Tables.operations`
   int32_t form = -1;  // its arguments
   int32_t result = -1;  // the form of its result; -1: a single tensor
   int32_t stack = -1;  // the innermost source position

@@ -1,4 +1,4 @@
-// What Python reads of the rows of a recording.
+// The methods of a recording that hand its rows to Python.
 #include "recording_methods.h"
 #include "recording_object.h"
 
@@ -34,14 +34,14 @@ PyObject* recording_rows(PyObject* self, PyObject* args) {
         out.insert(out.end(), std::begin(numbers), std::end(numbers));
       }
       if (take) recording->values.rows.clear();
-    } else if (wanted == "plain_values") {
-      for (const PlainValueRow& row : recording->values.plain_rows) {
+    } else if (wanted == "fresh") {
+      for (const FreshValueRow& row : recording->values.fresh_rows) {
         const int64_t numbers[] = {row.id, row.metadata, row.producer};
         out.insert(out.end(), std::begin(numbers), std::end(numbers));
       }
-      if (take) recording->values.plain_rows.clear();
+      if (take) recording->values.fresh_rows.clear();
     } else if (wanted == "memory") {
-      recording->values.memory.look_at_all(now() - recording->begin, dead);
+      recording->values.memory.examine_all(now() - recording->begin, dead);
       recording->values.memory.append_to(out);
       if (take) recording->values.memory.rows.clear();
     } else if (wanted == "stacks") {
@@ -87,7 +87,7 @@ PyObject* recording_open_rows(PyObject* self, PyObject*) {
         open_calls.write(
             {.start = call.start - recording->begin,
              .duration = current - call.start - (state->spent - call.spent), .end = kNoEnd, .id = call.id,
-             .module = call.module, .parent = call.parent, .stack = state->marks[call.mark].above,
+             .module = call.module, .parent = call.parent, .stack = state->anchors[call.anchor].stack,
              .bits = call.bits | kUnfinished << kFlagShift, .input_form = call.input_form,
              .output_form = recording->no_form},
             call.inputs, c10::ArrayRef<int32_t>());
@@ -100,7 +100,7 @@ PyObject* recording_open_rows(PyObject* self, PyObject*) {
   return PyTuple_Pack(2, first.get(), second.get());
 }
 
-// counters(): numbers written to ops and calls so far, what is open, threads, faults that Python does not know of.
+// counters(): numbers written to ops and calls so far, open ops and calls, threads, faults that Python does not know of.
 PyObject* recording_counters(PyObject* self, PyObject*) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) return Py_BuildValue("(iiiii)", 0, 0, 0, 0, 0);
@@ -112,12 +112,12 @@ PyObject* recording_counters(PyObject* self, PyObject*) {
       static_cast<Py_ssize_t>(recording->threads.size()), recording->faults.load());
 }
 
-// elsewhere(): how many modules were called on threads that nothing records, and the class of the first.
-PyObject* recording_elsewhere(PyObject* self, PyObject*) {
+// unrecorded(): how many modules were called on threads that nothing records, and the class of the first.
+PyObject* recording_unrecorded(PyObject* self, PyObject*) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) return Py_BuildValue("(is)", 0, "");
   const Lock lock(recording->mutex);
-  return Py_BuildValue("(Ls)", static_cast<long long>(recording->calls_elsewhere), recording->module_elsewhere.c_str());
+  return Py_BuildValue("(Ls)", static_cast<long long>(recording->unrecorded_calls), recording->unrecorded_module.c_str());
 }
 
 }  // namespace
@@ -125,8 +125,8 @@ PyObject* recording_elsewhere(PyObject* self, PyObject*) {
 std::vector<PyMethodDef> row_methods() {
   return {
       {"rows", recording_rows, METH_VARARGS, "rows(name, take): a stream of numbers."},
-      {"open_rows", recording_open_rows, METH_NOARGS, "open_rows(): rows of what has not ended."},
-      {"elsewhere", recording_elsewhere, METH_NOARGS, "elsewhere(): module calls on threads that nothing records."},
+      {"open_rows", recording_open_rows, METH_NOARGS, "open_rows(): rows of the ops and calls that have not ended."},
+      {"unrecorded", recording_unrecorded, METH_NOARGS, "unrecorded(): module calls on threads that nothing records."},
       {"counters", recording_counters, METH_NOARGS, "counters(): how much was written."},
   };
 }

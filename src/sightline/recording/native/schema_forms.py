@@ -1,4 +1,4 @@
-"""Forms of operator calls from what C++ passes: dtypes as numbers, tensors as markers, all defaults."""
+"""Forms of operator calls from values of C++: dtypes as numbers, tensors as markers, all defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sightline.recording.distributed import group_symbol, note_groups
 from sightline.recording.operations import OpTraits, aten_traits
 from sightline.recording.torchapi import OpOverload
 
-#: What C++ writes where a tensor is.
+#: The marker that C++ writes for a tensor.
 _TENSOR: Final = Ellipsis
 #: C++ names of dtypes; the others are Python's names with capitals.
 _DTYPES: Final = {
@@ -83,7 +83,7 @@ def split_arguments(function: Any, values: list[Any]) -> tuple[tuple[Any, ...], 
 
 
 def result_form(values: list[Any]) -> Form:
-    """The form of what an operator returned."""
+    """The form of the results of an operator."""
     items = [_plain(value) for value in values]
     return Form((items[0] if len(items) == 1 else tuple(items),))
 

@@ -1,4 +1,4 @@
-"""A recording of the native engine from start to stop: C++ records, and `Host` describes what it meets."""
+"""A recording of the native engine from start to stop; `CallbackSession` answers what C++ asks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import torch
 from sightline.data.arrays import IntArray
 from sightline.errors import UsageError
 from sightline.recording.arguments import Arguments, Forms
-from sightline.recording.failures import comes_from_a_signal, traceback_of
+from sightline.recording.failures import comes_from_a_signal, tracebacks
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
 from sightline.recording.native.buffers import TENSOR, NativeStacks, NativeStream, NativeValues
 from sightline.recording.native.compiled_regions import has_compiled_code
 from sightline.recording.native.measurements import NativeDeviceStatistics, NativeStatistics
-from sightline.recording.native.python_callbacks import Host
-from sightline.recording.session_base import STOPS_THE_RUN, HandlerOverhead
+from sightline.recording.native.python_callbacks import CallbackSession
+from sightline.recording.session import STOPS_THE_RUN, HandlerOverhead
 from sightline.recording.statistics.cpu import StatisticsBuffer
 from sightline.recording.statistics.device import DeviceStatistics
 from sightline.recording.torchapi import Module, Parameter, Tensor
@@ -36,7 +36,7 @@ class NoSlot(UsageError):
     """All of the native engine's recordings are running."""
 
 
-class NativeSession(Host):
+class NativeSession(CallbackSession):
     """The Python side of one native recording."""
 
     engine: ClassVar = "native"
@@ -48,7 +48,7 @@ class NativeSession(Host):
         name: str,
         level: str,
         caller: FrameType | None,
-        above: bool = True,
+        outer_frames: bool = True,
     ) -> None:
         super().__init__(name, level)
         self.native = observer
@@ -74,7 +74,7 @@ class NativeSession(Host):
             )
         self.ops, self.calls = NativeStream(self.recording, "ops"), NativeStream(self.recording, "calls")
         self.memory = NativeStream(self.recording, "memory")
-        values.stream, values.fresh = (NativeStream(self.recording, n) for n in ("values", "plain_values"))
+        values.stream, values.fresh = (NativeStream(self.recording, n) for n in ("values", "fresh"))
         for kind in (Tensor, Parameter):
             self.recording.type_kind(kind, TENSOR)
         self.modules = Modules(model, values)
@@ -82,7 +82,7 @@ class NativeSession(Host):
         self._raised = -1  # the stack of the last op that raised
         self._stopping: BaseException | None = None  # an observer's error that was not raised yet
         self._caller = caller
-        self._above = self.recording.stack(caller) if caller is not None and above else -1
+        self._outer_stack = self.recording.stack(caller) if caller is not None and outer_frames else -1
 
     # -- from start to stop ------------------------------------------------------------------------------
 
@@ -90,8 +90,11 @@ class NativeSession(Host):
         """Begin to record on this thread."""
         if self.observer is not None:
             self.recording.observe(self.observer.ops, self.observer.api, self.observer.calls)
-        self._measure()
-        self.recording.start(self._caller, self._above)
+        if self.statistics_source is not None and self.statistics_source.buffer.native:
+            options = (0, False, False, False) if self.statistics is None else self.statistics.native_options
+            checks = self.check is not None
+            self.recording.measure(*options, checks, checks, Parameter)
+        self.recording.start(self._caller, self._outer_stack)
         if has_compiled_code():
             self.recording.listen_to_nodes()
         self._caller = None
@@ -105,21 +108,12 @@ class NativeSession(Host):
             return DeviceStatistics(fill)
         return NativeDeviceStatistics(fill, self.recording, self.native.scalar_type_name)
 
-    def _measure(self) -> None:
-        """Have C++ take the statistics that the options ask for."""
-        if self.statistics_source is None or not self.statistics_source.buffer.native:
-            return
-        options = (0, False, False, False) if self.statistics is None else self.statistics.native_options
-        checks = self.check is not None
-        self.recording.measure(*options, checks, checks, Parameter)
-
     def abandon(self) -> None:
         """Free the slot: the recording will never begin."""
         self.running = False
         self.recording.release()
 
     def halt(self) -> None:
-        """Record nothing more."""
         self.note_end()
         self.recording.halt()
 
@@ -138,7 +132,7 @@ class NativeSession(Host):
         self._counters = counters
 
     def release(self) -> None:
-        """Copy what C++ holds and free its slot: there are few, and this one may stay unread for long."""
+        """Copy the data of C++ and free its slot: there are few, and this one may stay unread for long."""
         for stream in (self.ops, self.calls, self.memory, self.values.stream, self.values.fresh):
             stream.freeze()
         if self.statistics_source is not None:
@@ -150,19 +144,19 @@ class NativeSession(Host):
         """Read back the small tables that C++ keeps."""
         if not self._counters:
             self.stacks.refresh(self.recording)
-            self.unrecorded_calls, self.unrecorded_module = self.recording.elsewhere()
+            self.unrecorded_calls, self.unrecorded_module = self.recording.unrecorded()
 
     def written(self) -> int:
         return sum(self.counters()[:3])
 
     def counters(self) -> tuple[int, ...]:
-        """Counts: numbers written for ops, for calls, what is open, threads, faults in C++."""
+        """Numbers written for ops, for calls, open ops and calls, threads, faults in C++."""
         counters: tuple[int, ...] = self._counters or self.recording.counters()
         return counters
 
     @property
     def handler_overhead(self) -> HandlerOverhead:
-        """None: what torch adds to an observed op is a fraction of a microsecond."""
+        """None: torch adds a fraction of a microsecond to an observed op."""
         return HandlerOverhead(0, 0)
 
     @property
@@ -195,12 +189,7 @@ class NativeSession(Host):
 
     def note_error(self, error: BaseException) -> None:
         """An exception is leaving the block: if it came out of an open API call, mark that as raised."""
-        codes = set()
-        at = traceback_of(error)
-        while at is not None:
-            codes.add(at.tb_frame.f_code)
-            at = at.tb_next
-        self.recording.fail(codes)
+        self.recording.fail({at.tb_frame.f_code for at in tracebacks(error)})
 
     def raised_by(self, error: BaseException) -> bool:
         """Whether an exception came out of the last op that failed: its traceback has the op's line."""
@@ -208,12 +197,7 @@ class NativeSession(Host):
         if stack < 0:
             return False
         where = self.stacks.codes[self.stacks.code_ids[stack]], self.stacks.instructions[stack]
-        at = traceback_of(error)
-        while at is not None:
-            if (at.tb_frame.f_code, at.tb_lasti) == where:
-                return True
-            at = at.tb_next
-        return False
+        return any((at.tb_frame.f_code, at.tb_lasti) == where for at in tracebacks(error))
 
     @property
     def threads(self) -> int:
@@ -232,26 +216,21 @@ class NativeSession(Host):
     def handle_fault(self, error: BaseException) -> Callable[[], BaseException | None] | None:
         """Count a fault of the recorder; an error of a signal handler or an observer goes to the program.
 
-        C++ has the main thread call what is returned, as soon as it is back in the program.
+        C++ has the main thread call the function it returns, as soon as that is back in the program.
         """
         if issubclass(type(error), STOPS_THE_RUN):
-            return self._stop_the_run(error)
+            # The main thread raises it as soon as it can, and observers get no more events. Another thread
+            # cannot be interrupted: there the error is raised at the end of the block.
+            if self._stopping is not None:
+                return None
+            self._stopping = error
+            self.recording.observe(False, False, False)
+            self.recording.report_nonfinite(False)
+            return self._take_stopping if self._ident == threading.main_thread().ident else None
         if not issubclass(type(error), Exception) or comes_from_a_signal(error):
             return lambda: error
         self.note_fault(error)
         return None
-
-    def _stop_the_run(self, error: BaseException) -> Callable[[], BaseException | None] | None:
-        """Have the main thread raise an error as soon as it can; observers get no more events.
-
-        Another thread cannot be made to: there the error is raised at the end of the block.
-        """
-        if self._stopping is not None:
-            return None
-        self._stopping = error
-        self.recording.observe(False, False, False)
-        self.recording.report_nonfinite(False)
-        return self._take_stopping if self._ident == threading.main_thread().ident else None
 
     def take_pending_error(self) -> BaseException | None:
         error, self._stopping = self._stopping, None

@@ -1,4 +1,4 @@
-// A tensor is read in stretches of 16 KiB that stay in the cache: looked at for what is not finite, added to the
+// A tensor is read in stretches of 16 KiB that stay in the cache: examined for NaNs and infinities, added to the
 // fingerprint, widened to single precision and added up. Large tensors are read by all of torch's threads, each a part
 // at a time; the parts are joined in their order, so that the numbers do not depend on who was faster.
 #include "statistics.h"
@@ -29,7 +29,7 @@ constexpr size_t kVector = 32;  // bytes
 constexpr size_t kTogether = 16;  // vectors
 constexpr size_t kRow = 1024;  // bytes, of the fingerprint
 constexpr size_t kStretch = 16 * kRow;
-constexpr size_t kPart = 16 * kStretch;  // what one thread takes at a time
+constexpr size_t kPart = 16 * kStretch;  // the share of a thread at a time
 
 struct Sums {
   double least = std::numeric_limits<double>::infinity(), most = -std::numeric_limits<double>::infinity();
@@ -80,10 +80,10 @@ namespace avx2 {
 #endif
 
 struct Loops {
-  bool (*odd8)(const uint8_t*, size_t, uint8_t);
-  bool (*odd16)(const uint16_t*, size_t, uint16_t);
-  bool (*odd32)(const uint32_t*, size_t, uint32_t);
-  bool (*odd64)(const uint64_t*, size_t, uint64_t);
+  bool (*nonfinite8)(const uint8_t*, size_t, uint8_t);
+  bool (*nonfinite16)(const uint16_t*, size_t, uint16_t);
+  bool (*nonfinite32)(const uint32_t*, size_t, uint32_t);
+  bool (*nonfinite64)(const uint64_t*, size_t, uint64_t);
   void (*add_floats)(const float*, size_t, float, Sums&);
   void (*add_doubles)(const double*, size_t, double, Sums&);
   void (*widen_bfloat16)(const uint16_t*, size_t, float*);
@@ -93,7 +93,7 @@ struct Loops {
 
 #define SIGHTLINE_LOOPS(set)                                                                            \
   Loops {                                                                                               \
-    set::any_odd<uint8_t>, set::any_odd<uint16_t>, set::any_odd<uint32_t>, set::any_odd<uint64_t>,      \
+    set::any_nonfinite<uint8_t>, set::any_nonfinite<uint16_t>, set::any_nonfinite<uint32_t>, set::any_nonfinite<uint64_t>,      \
         set::add_numbers<float, int32_t>, set::add_numbers<double, int64_t>, set::widen_bfloat16,       \
         set::widen_float16, set::add_rows                                                               \
   }
@@ -109,13 +109,13 @@ const Loops& loops() {
   return found;
 }
 
-// -- what the numbers are ------------------------------------------------------------------------------------------
+// -- dtypes of the numbers -----------------------------------------------------------------------------------------
 
 // How a number of a dtype lies in memory; of a complex one, each of its parts.
 struct Format {
   c10::ScalarType type;
   size_t width;  // bytes
-  uint64_t carry;  // see `any_odd`; 0: this dtype cannot be checked that way
+  uint64_t carry;  // see `any_nonfinite`; 0: this dtype cannot be checked that way
   uint64_t nan;  // that stands for all NaNs
   double largest;
   bool complex;
@@ -191,15 +191,15 @@ const float* widened(const Format& format, const char* octets, size_t count, flo
   }
 }
 
-bool any_odd(const Format& format, const char* octets, size_t count) {
+bool any_nonfinite(const Format& format, const char* octets, size_t count) {
   switch (format.width) {
-    case 8: return loops().odd64(reinterpret_cast<const uint64_t*>(octets), count, format.carry);
-    case 4: return loops().odd32(reinterpret_cast<const uint32_t*>(octets), count, static_cast<uint32_t>(format.carry));
-    case 2: return loops().odd16(reinterpret_cast<const uint16_t*>(octets), count, static_cast<uint16_t>(format.carry));
+    case 8: return loops().nonfinite64(reinterpret_cast<const uint64_t*>(octets), count, format.carry);
+    case 4: return loops().nonfinite32(reinterpret_cast<const uint32_t*>(octets), count, static_cast<uint32_t>(format.carry));
+    case 2: return loops().nonfinite16(reinterpret_cast<const uint16_t*>(octets), count, static_cast<uint16_t>(format.carry));
     default: break;
   }
   if (format.carry != 0) {
-    return loops().odd8(reinterpret_cast<const uint8_t*>(octets), count, static_cast<uint8_t>(format.carry));
+    return loops().nonfinite8(reinterpret_cast<const uint8_t*>(octets), count, static_cast<uint8_t>(format.carry));
   }
   return std::memchr(octets, static_cast<int>(format.nan), count) != nullptr;  // it has one NaN and no infinities
 }
@@ -255,7 +255,7 @@ class Numbers {
     }
   }
 
-  // What torch does only when a number is used: `conj()` and the imaginary part of a conjugate are views.
+  // Torch does these only when a number is used: `conj()` and the imaginary part of a conjugate are views.
   void flip_signs(char* octets, size_t size) const {
     if (negative_) {
       for (size_t at = format.width - 1; at < size; at += format.width) octets[at] = static_cast<char>(octets[at] ^ 0x80);
@@ -354,8 +354,8 @@ void add_stretch(const Numbers& numbers, size_t begin, size_t size, double pivot
   const char* octets = numbers.stretch(begin, size, rooms.gathered);
   const size_t count = size / format.width;
   if (fingerprint) {
-    const bool odd = any_odd(format, octets, count);
-    const char* plain = odd ? with_plain_nans(format, octets, size, rooms.plain) : octets;
+    const bool nonfinite = any_nonfinite(format, octets, count);
+    const char* plain = nonfinite ? with_plain_nans(format, octets, size, rooms.plain) : octets;
     add_fingerprint(plain, begin, size, sums.lanes);
   }
   if (format.width == 8) {
@@ -435,11 +435,11 @@ bool is_measurable(const at::TensorBase& tensor) {
 
 bool is_finite(const at::TensorBase& tensor) {
   const Numbers numbers(tensor, false);
-  std::atomic<bool> odd{false};
+  std::atomic<bool> nonfinite{false};
   each_part(numbers, [&](size_t, size_t at, size_t size, Rooms& rooms) {
-    if (!odd && any_odd(numbers.format, numbers.stretch(at, size, rooms.gathered), size / numbers.format.width)) odd = true;
+    if (!nonfinite && any_nonfinite(numbers.format, numbers.stretch(at, size, rooms.gathered), size / numbers.format.width)) nonfinite = true;
   });
-  return !odd;
+  return !nonfinite;
 }
 
 Reading read_numbers(const at::TensorBase& tensor, bool fingerprint) {

@@ -3,7 +3,7 @@
 
 // Whether any number is not finite: then its magnitude plus `carry` reaches into the sign bit.
 template <class Word>
-bool any_odd(const Word* words, size_t count, Word carry) {
+bool any_nonfinite(const Word* words, size_t count, Word carry) {
   constexpr Word magnitude = static_cast<Word>(~Word{0}) >> 1;
   Word carried[kLanes] = {};
   size_t at = 0;
@@ -18,7 +18,7 @@ bool any_odd(const Word* words, size_t count, Word carry) {
   return all > magnitude;
 }
 
-// Numbers of a stretch, as deviations from `pivot`; what is not finite counts only among the odd ones. `Count` is the
+// Numbers of a stretch, as deviations from `pivot`; NaNs and infinities are only counted. `Count` is the
 // integer of the same size, as which comparisons come out: -1 for true.
 template <class Number, class Count>
 void add_numbers(const Number* numbers, size_t count, Number pivot, Sums& sums) {

@@ -1,9 +1,9 @@
-// When memory is taken and given back: one weak reference for each storage that was seen, and a row when it is first
-// seen, when its size has changed, and when it was found freed.
+// When memory is allocated and freed: a weak reference to each storage, and a row when it is first seen, when its size
+// has changed, and when it was freed.
 //
-// Nothing says when a storage is freed, so they are looked at, and never all of them at each op: those that the last
-// few ops had (what is freed was mostly used a moment ago), two others in turn, those made inside a module call when it
-// ends, and all of them when more is held than ever before. So a peak is never made of storages that are gone.
+// Torch does not report when it frees a storage, so they are examined, but never all of them at each op: those of the
+// last few ops (most storages are freed soon after their last use), two others in turn, those allocated in a module
+// call when it ends, and all of them when more is held than ever before. So a peak never counts storages that are gone.
 #pragma once
 
 #include "rows.h"
@@ -28,10 +28,10 @@ inline int64_t wide(int32_t low, int32_t high) {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-// Sizes and strides can be asked for as numbers: not of nested or sparse tensors, nor of those whose sizes are
-// symbols, which would gain a guard by being asked.
+// Whether sizes and strides can be read as numbers: not of nested or sparse tensors, nor of those whose sizes are
+// symbols, which would gain a guard when they are read.
 inline bool has_plain_sizes(const c10::TensorImpl* tensor) {
-  // A subclass may answer such questions with Python of the user's.
+  // A subclass may compute them in Python code of the user.
   if (tensor->key_set().has(c10::DispatchKey::Python)) return false;
   return tensor->layout() == c10::kStrided && !tensor->has_symbolic_sizes_strides() &&
       !tensor->key_set().has(c10::DispatchKey::NestedTensor) &&
@@ -72,8 +72,8 @@ inline int64_t storage_bytes(const c10::TensorImpl* tensor) {
 
 class Storages {
  public:
-  // Weak references of storages that are gone. Letting go of one may free a Python object, which needs the GIL: that
-  // is left to the caller, after the mutex.
+  // Weak references of storages that are gone. Releasing one may free a Python object, which needs the GIL: the
+  // caller does it after it has unlocked the mutex.
   using Dead = c10::SmallVector<WeakStorage, 8>;
 
   Blocks rows;  // kRow numbers each: value, bytes (-1: it is freed), time
@@ -97,8 +97,8 @@ class Storages {
     heat(place);
     young_.emplace_back(place, time);
     if (young_.size() > kMostYoung) young_.erase(young_.begin(), young_.begin() + kMostYoung / 2);
-    if (held_ > limit_ && looked_ * kLooksPerOp >= places_.size()) {
-      look_at_all();
+    if (held_ > limit_ && ops_since_all_ * kExaminedPerOp >= places_.size()) {
+      examine_all();
       limit_ = std::max(limit_, held_ + held_ / 64);
     }
     return place;
@@ -108,49 +108,49 @@ class Storages {
   void use(uint32_t place) {
     if (place >= held_storages_.size()) return;
     heat(place);
-    look_at_size(held_storages_[place]);
+    examine_size(held_storages_[place]);
   }
 
-  // An op is about to run: which of the last ones' storages are gone?
-  void look(int64_t now, Dead& dead) {
+  // An op is about to run: examine the storages of the last ones, and two others.
+  void examine(int64_t now, Dead& dead) {
     time = now;
-    ++looked_;
+    ++ops_since_all_;
     const size_t count = held_storages_.size();
     if (count == 0) return;
-    for (const uint32_t place : hot_) look_at(held_storages_[place]);
+    for (const uint32_t place : hot_) is_freed(held_storages_[place]);
     for (int others = 0; others < 2; ++others) {
       if (++turn_ >= count) turn_ = 0;
-      if (!look_at(held_storages_[turn_])) look_at_size(held_storages_[turn_]);
+      if (!is_freed(held_storages_[turn_])) examine_size(held_storages_[turn_]);
     }
-    // Their turn comes at the next op; nobody else has touched them for long.
+    // Their turn comes at the next op; they are no longer in the cache.
     for (size_t ahead = 1; ahead <= 2 && turn_ + ahead < count; ++ahead) {
       __builtin_prefetch(held_storages_[turn_ + ahead].impl);
     }
     hand_over(dead);
   }
 
-  // A module call that began at a certain time has ended: what its functions held is free.
-  void look_since(int64_t begin, int64_t now, Dead& dead) {
+  // A module call that began at a certain time has ended: examine what was allocated in it.
+  void examine_since(int64_t begin, int64_t now, Dead& dead) {
     time = now;
     size_t first = young_.size();
     while (first > 0 && young_[first - 1].second >= begin) --first;
     size_t kept = first;
     for (size_t at = first; at < young_.size(); ++at) {
       Held& held = held_storages_[young_[at].first];
-      if (held.since == young_[at].second && !look_at(held)) young_[kept++] = young_[at];
+      if (held.since == young_[at].second && !is_freed(held)) young_[kept++] = young_[at];
     }
     young_.resize(kept);
     hand_over(dead);
   }
 
-  void look_at_all(int64_t now, Dead& dead) {
+  void examine_all(int64_t now, Dead& dead) {
     if (over_) return;
     time = now;
-    look_at_all();
+    examine_all();
     hand_over(dead);
   }
 
-  // The recording has ended: what is freed from now on was held to its end.
+  // The recording has ended: storages that are freed from now on were held to its end.
   void end() { over_ = true; }
 
   void append_to(std::vector<int64_t>& out) const {
@@ -168,7 +168,7 @@ class Storages {
     int32_t value;
   };
   static constexpr size_t kMostYoung = 1 << 14;
-  static constexpr size_t kLooksPerOp = 64;  // that looking at all of them may come to, while more and more is held
+  static constexpr size_t kExaminedPerOp = 64;  // the most that examining all of them may come to, while more and more is held
 
   uint32_t add(const c10::TensorImpl* tensor, c10::StorageImpl* storage, int32_t value) {
     const auto bytes = static_cast<int64_t>(storage->nbytes());
@@ -192,8 +192,8 @@ class Storages {
     if (hot_[next_hot_ % hot_.size()] != place) hot_[++next_hot_ % hot_.size()] = place;
   }
 
-  // Whether a storage is gone. If it was not known to be, that is written.
-  bool look_at(Held& held) {
+  // Whether a storage is freed; a row is written when that is first seen.
+  bool is_freed(Held& held) {
     if (held.impl == nullptr) return true;
     if (!held.ref.expired()) return false;
     remove(held);
@@ -209,7 +209,7 @@ class Storages {
     free_.push_back(static_cast<uint32_t>(&held - held_storages_.data()));
   }
 
-  void look_at_size(Held& held) {
+  void examine_size(Held& held) {
     if (held.impl == nullptr) return;
     // The object is there as long as our reference is, even if the storage is freed by another thread just now.
     const auto bytes = static_cast<int64_t>(held.impl->nbytes());
@@ -224,11 +224,11 @@ class Storages {
     dead_.clear();
   }
 
-  void look_at_all() {
+  void examine_all() {
     for (Held& held : held_storages_) {
-      if (!look_at(held)) look_at_size(held);
+      if (!is_freed(held)) examine_size(held);
     }
-    looked_ = 0;
+    ops_since_all_ = 0;
   }
 
   void write(int32_t value, int64_t bytes) {
@@ -246,8 +246,8 @@ class Storages {
   std::array<uint32_t, 8> hot_{};  // places of the storages that were used last
   size_t next_hot_ = 0, turn_ = 0;
   std::vector<std::pair<uint32_t, int64_t>> young_;  // places, in the order they were taken, and when
-  int64_t held_ = 0, limit_ = 0;  // bytes; beyond the limit all are looked at
-  size_t looked_ = 0;  // ops since that was done
+  int64_t held_ = 0, limit_ = 0;  // bytes; beyond the limit all are examined
+  size_t ops_since_all_ = 0;  // ops since all were examined
   bool over_ = false;
   std::vector<WeakStorage> dead_;
 };

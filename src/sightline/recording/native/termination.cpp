@@ -18,7 +18,7 @@ int delayed_by = 0;  // recordings; counted under the GIL, as all of this is but
 volatile sig_atomic_t write_end = -1;  // of the pipe that the thread waits at; -1 where there is none
 volatile pid_t owner = 0;
 volatile sig_atomic_t has_come = 0;
-std::thread* waiting = nullptr;  // the thread; a forked child has only what it left in memory
+std::thread* waiting = nullptr;  // the thread; a forked child has only its memory
 
 void end_process() {
   ::signal(SIGTERM, SIG_DFL);
@@ -86,7 +86,7 @@ void handle(int number, void (*handler)(int)) {
 PyObject* delay_termination(PyObject*, PyObject* seconds) {
   const double wait = PyFloat_AsDouble(seconds);
   if (PyErr_Occurred()) return nullptr;
-  if (owner != getpid()) {  // what a parent counted and opened is not ours
+  if (owner != getpid()) {  // the counts and descriptors are a parent's
     delayed_by = 0;
     write_end = -1;
     waiting = nullptr;

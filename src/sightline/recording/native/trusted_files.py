@@ -26,7 +26,7 @@ _MOST_LINKS: Final = 40
 def check_folder(folder: Path) -> None:
     """Raise unless nobody else can replace a folder, write into it, or change where its path leads.
 
-    What does not exist yet is no fault. Others may write into a folder above it that is sticky, as `/tmp` is.
+    It need not exist yet. Others may write into a folder above it that is sticky, as `/tmp` is.
     """
     try:
         for each, info in _folders_to(folder):
@@ -83,9 +83,9 @@ def read_text(path: Path) -> str | None:
 
 def write_text(path: Path, text: str) -> None:
     """Put a new file in the place of whatever is there, be it a link."""
-    made, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
-        with os.fdopen(made, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(name, path)
     except BaseException:

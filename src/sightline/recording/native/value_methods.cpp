@@ -1,4 +1,4 @@
-// What Python asks and says of the tensors of a recording.
+// The methods of a recording for its tensors.
 #include "api_calls.h"
 #include "python_values.h"
 #include "recording_methods.h"
@@ -28,15 +28,15 @@ PyObject* recording_find_all(PyObject* self, PyObject* tensors) {
       if (tensor != nullptr) values[at] = recording->values.find(tensor->unsafeGetTensorImpl());
     }
   }
-  PyObject* found = PyList_New(static_cast<Py_ssize_t>(values.size()));
-  for (size_t at = 0; found != nullptr && at < values.size(); ++at) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(values.size()));
+  for (size_t at = 0; list != nullptr && at < values.size(); ++at) {
     PyObject* value = values[at] < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(values[at]);
-    PyList_SET_ITEM(found, static_cast<Py_ssize_t>(at), value);
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(at), value);
   }
-  return found;
+  return list;
 }
 
-// value(tensor): its current value; one never seen before is explained by the host.
+// value(tensor): its current value; one never seen before is explained by the session.
 PyObject* recording_value(PyObject* self, PyObject* object) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) return PyLong_FromLong(-1);
@@ -106,11 +106,11 @@ PyObject* recording_add_all(PyObject* self, PyObject* args) {
       added.back() = {id, storage_bytes(impl)};
     }
   }
-  PyObject* found = PyList_New(static_cast<Py_ssize_t>(added.size()));
-  for (size_t at = 0; found != nullptr && at < added.size(); ++at) {
-    PyList_SET_ITEM(found, static_cast<Py_ssize_t>(at), Py_BuildValue("iL", added[at].first, static_cast<long long>(added[at].second)));
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(added.size()));
+  for (size_t at = 0; list != nullptr && at < added.size(); ++at) {
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(at), Py_BuildValue("iL", added[at].first, static_cast<long long>(added[at].second)));
   }
-  return found;
+  return list;
 }
 
 PyObject* recording_type_kind(PyObject* self, PyObject* args) {
@@ -126,16 +126,16 @@ PyObject* recording_type_kind(PyObject* self, PyObject* args) {
 
 // live_tensors(): (value, tensor) of every recorded tensor that is still alive.
 PyObject* recording_live_tensors(PyObject* self, PyObject*) {
-  std::vector<std::pair<int32_t, at::Tensor>> found;
+  std::vector<std::pair<int32_t, at::Tensor>> living;
   if (Recording* recording = recording_of(self)) {
     const Lock lock(recording->mutex);
     for (const auto& [impl, tensor] : recording->values.known) {
       auto alive = tensor.ref.lock();
-      if (alive) found.emplace_back(tensor.value, at::Tensor(std::move(alive)));
+      if (alive) living.emplace_back(tensor.value, at::Tensor(std::move(alive)));
     }
   }
   PyObject* list = PyList_New(0);
-  for (const auto& [value, tensor] : found) {
+  for (const auto& [value, tensor] : living) {
     Owned pair(Py_BuildValue("(iN)", value, THPVariable_Wrap(tensor)));
     if (list == nullptr || !pair || PyList_Append(list, pair.get()) < 0) return nullptr;
   }

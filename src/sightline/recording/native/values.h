@@ -21,7 +21,7 @@ inline uint64_t mixed(uint64_t hash, uint64_t more) {
   return hash ^ (hash >> 29);
 }
 
-// What all tensors that look alike have in common, as a key. Zero: it has to be asked anew each time.
+// A key of the metadata of a tensor. Zero: it must be read again each time.
 inline uint64_t metadata_key(const c10::TensorImpl* tensor) {
   if (!has_plain_sizes(tensor) || tensor->is_python_dispatch()) return 0;
   uint64_t key = mixed(
@@ -52,7 +52,7 @@ struct KnownStorage {
   int32_t value;  // of the newest tensor that shows it so
 };
 
-// What tensors have in common that show the same elements of a storage in the same way.
+// A key of the part of a storage that a tensor shows, and of the layout.
 inline uint64_t shown_by(const c10::TensorImpl* tensor, int32_t meta) {
   const auto storage = reinterpret_cast<uint64_t>(storage_of(tensor));
   return mixed(mixed(storage, static_cast<uint64_t>(meta)), static_cast<uint64_t>(tensor->storage_offset()));
@@ -71,18 +71,18 @@ struct KnownTensor {
   }
 };
 
-// A plain result of an op in storage of its own needs no more than three of the numbers of a `ValueRow`.
-struct PlainValueRow {
+// The short row of a plain result in fresh storage: three of the numbers of a `ValueRow`.
+struct FreshValueRow {
   int32_t id, metadata, producer;
 };
 
 class Values {
  public:
   std::vector<ValueRow> rows;
-  std::vector<PlainValueRow> plain_rows;
+  std::vector<FreshValueRow> fresh_rows;
   ska::flat_hash_map<c10::TensorImpl*, KnownTensor> known;
   ska::flat_hash_map<uint64_t, int32_t> metadata;
-  ska::flat_hash_map<uint64_t, KnownStorage> storages;  // by what shows a storage, and how
+  ska::flat_hash_map<uint64_t, KnownStorage> storages;  // by storage and layout
   Storages memory;
   int32_t next = 0;
 
@@ -104,7 +104,7 @@ class Values {
       return;
     }
     known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value, place, storage_of(impl), layout_key(impl)});
-    // What is left of a dead tensor is small, but on the heap it lies between blocks that could become one.
+    // The rest of a dead tensor is small, but on the heap it lies between blocks that could become one.
     if (impl->is_cpu() && has_plain_sizes(impl)) made_ += static_cast<size_t>(impl->numel()) * impl->itemsize();
     if (known.size() > purge_at_ || made_ > kMuch) {
       purge();
@@ -120,7 +120,7 @@ class Values {
     entry.layout = 0;
   }
 
-  // The newest value of another tensor whose memory is that of a storage, or -1. Looks at every living one: rare.
+  // The newest value of another tensor whose memory is that of a storage, or -1. Reads every living one: rare.
   int32_t find_storage(const void* storage, const c10::TensorImpl* self = nullptr) const {
     int32_t best = -1;
     for (const auto& [impl, tensor] : known) {
@@ -129,7 +129,7 @@ class Values {
     return best;
   }
 
-  // Remember which value shows a storage in a certain way: autograd hands what it saved out as a tensor of its own.
+  // Remember which value shows a storage in a certain way: autograd returns a saved tensor as a new object.
   void know_storage(const at::TensorBase& tensor, int32_t value, int32_t meta) {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     if (!tensor.requires_grad() || storage_of(impl) == nullptr) return;  // else autograd saves nothing of it

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from sightline.recording.atomic import run_atomically, store_atomically
-from sightline.recording.compilations import COMPILED_BACKWARD, Compilations, is_wrapper, region_name
+from sightline.recording.compilations import (
+    COMPILED_BACKWARD,
+    Compilations,
+    is_wrapper,
+    new_tensors,
+    region_name,
+)
 from sightline.recording.observers import notify_region
 from sightline.recording.operations import opaque_traits
 from sightline.recording.plain.row_streams import op_row
@@ -17,14 +23,15 @@ from sightline.recording.plain.thread_state import (
     OpenOp,
     StackAnchor,
     ThreadState,
-    active,
+    all_states,
     current_states,
 )
-from sightline.recording.torchapi import Tensor, no_torch_function, sequence_number, set_guard_complete_hook
+from sightline.recording.stacks import frames_from
+from sightline.recording.torchapi import no_torch_function, sequence_number, set_guard_complete_hook
 from sightline.schema.tables import BACKWARD
 
 if TYPE_CHECKING:
-    from sightline.recording.plain.session import Session
+    from sightline.recording.plain.session import PlainSession
 
 
 class CompiledRegion(StackAnchor):
@@ -36,21 +43,25 @@ class CompiledRegion(StackAnchor):
         self.spent = spent  #: excluded time of the thread before it
 
 
-def enter_region(session: Session, state: ThreadState, frame: FrameType | None) -> None:
+def enter_region(session: PlainSession, state: ThreadState, frame: FrameType | None) -> None:
     """Compiled code begins somewhere below ``frame``: open one opaque op for its outermost wrapper."""
     if state.off and not leave_region(session, state, frame):
         return
     wrapper: FrameType | None = None
-    at = frame
-    while at is not None and at is not state.top.frame:
+    for at in frames_from(frame):
+        if at is state.top.frame:
+            break
         if is_wrapper(at):
             wrapper = at
-        at = at.f_back
     if wrapper is None:
         return
     local = wrapper.f_locals
     stack = session.stack(state, wrapper.f_back)
-    _note_tensors(session, wrapper.f_back)
+    for tensor in new_tensors(session, wrapper.f_back):
+        if session.regions:  # it came out of an earlier region
+            session.values.value(tensor)
+        else:  # it existed before the first
+            session.before_region[id(tensor)] = ref(tensor)
     function = local.get("fn")
     key = region_name(session, function), getattr(function, "__code__", function)
     info = session.info(opaque_traits, key)
@@ -63,21 +74,18 @@ def enter_region(session: Session, state: ThreadState, frame: FrameType | None) 
     notify_region(session, info, op.number, stack, inputs, args, kwargs, form)
 
 
-def leave_region(session: Session, state: ThreadState, frame: FrameType | None) -> bool:
+def leave_region(session: PlainSession, state: ThreadState, frame: FrameType | None) -> bool:
     """Whether the open region has ended: its frame has returned. If so its op is written."""
     region = state.top
     if not isinstance(region, CompiledRegion):
         return False  # off because the session has stopped
-    at = frame
-    while at is not None:
-        if at is region.frame:
-            return False
-        at = at.f_back
+    if any(at is region.frame for at in frames_from(frame)):
+        return False
     close_region(session, state)
     return True
 
 
-def close_region(session: Session, state: ThreadState) -> None:
+def close_region(session: PlainSession, state: ThreadState) -> None:
     """Write the opaque op; its outputs are the tensors seen from now on that have no other producer."""
     region = state.top
     assert isinstance(region, CompiledRegion)
@@ -91,7 +99,7 @@ def close_region(session: Session, state: ThreadState) -> None:
     state.compiled_node = None
 
 
-def compiled_backward(session: Session, state: ThreadState, node: Any, frame: FrameType | None) -> None:
+def compiled_backward(session: PlainSession, state: ThreadState, node: Any, frame: FrameType | None) -> None:
     """A kernel ran inside the compiled backward of a region: one opaque op stands for all of them."""
     number = node._sequence_nr()
     if state.compiled_node == number:
@@ -106,39 +114,23 @@ def compiled_backward(session: Session, state: ThreadState, node: Any, frame: Fr
 
 
 def _row(
-    session: Session, state: ThreadState, op: OpenOp, duration: int, phase: int, node: int = -1
+    session: PlainSession, state: ThreadState, op: OpenOp, duration: int, phase: int, node: int = -1
 ) -> list[int]:
     """The row of an opaque op, whose outputs are still unknown."""
     nothing, sequence = session.arguments.nothing, sequence_number()
     return op_row(state, op, duration, [], nothing, phase=phase, sequence=sequence, node=node)
 
 
-def _note_tensors(session: Session, frame: FrameType | None) -> None:
-    """Note the tensors in a frame's variables: they are not outputs of the region it calls now.
-
-    Unseen ones existed before the first region, or came out of an earlier one.
-    """
-    for value in list(frame.f_locals.values()) if frame is not None else ():
-        if isinstance(value, Tensor) and session.values.find(value) is None:
-            if session.regions:
-                session.values.value(value)
-            else:
-                session.before_region[id(value)] = ref(value)
-
-
-def _sessions() -> list[Session]:
-    """Every recording of this engine that is running."""
-    return [state.session for states in list(active.values()) for state in states]
-
-
 class CompileWatch:
-    """Hears from Dynamo that compiled code is about to run. One for the process while anything records."""
+    """Notices by a hook of Dynamo that compiled code is about to run; there is one for the process."""
 
     def __init__(self) -> None:
         self._before: list[Any] = []  # the hook before ours; empty while ours is not installed
         self._replaced: list[Any] = []  # the hook that was installed when ours was to be removed
         self._hook = self._guards_passed
-        self._compilations = Compilations(_sessions, lambda: self._enter(sys._getframe(1)))
+        self._compilations = Compilations(
+            lambda: [state.session for state in all_states()], lambda: self._enter(sys._getframe(1))
+        )
 
     def install(self) -> None:
         if not self._before:

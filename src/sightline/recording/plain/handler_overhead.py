@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sightline.recording.session_base import HandlerOverhead
+from sightline.recording.session import HandlerOverhead
 from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES, ModeStack, without_modes
 
 _ROUNDS = 60

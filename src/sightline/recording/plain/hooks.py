@@ -11,9 +11,9 @@ import threading
 
 from sightline.recording.plain.compiled_regions import CompileWatch
 from sightline.recording.plain.modes import DispatchMode, FunctionMode, StackMode
-from sightline.recording.plain.module_calls import install_hooks, remove_hooks
-from sightline.recording.plain.session import Session
-from sightline.recording.plain.thread_state import active
+from sightline.recording.plain.module_calls import enter_module, leave_module, module_hooks
+from sightline.recording.plain.session import PlainSession
+from sightline.recording.plain.thread_state import active, all_states
 from sightline.recording.step_marks import (
     install_optimizer_hooks,
     release_optimizer_hooks,
@@ -32,15 +32,15 @@ def _update_hooks() -> None:
     """
     if active:
         _compile_watch.install()
-        install_hooks()
+        module_hooks.install(enter_module, leave_module)
         install_optimizer_hooks(_compile_watch)
     else:
-        remove_hooks()
+        module_hooks.remove()
         _compile_watch.remove()
         release_optimizer_hooks(_compile_watch)
 
 
-def install(session: Session) -> None:
+def install(session: PlainSession) -> None:
     """Begin to record on this thread."""
     with _lock:
         _remove_stopped_modes()
@@ -52,7 +52,7 @@ def install(session: Session) -> None:
         FunctionMode(session).put_on()
 
 
-def uninstall(session: Session) -> None:
+def uninstall(session: PlainSession) -> None:
     """Stop recording. Safe to call again, from any thread, and in any order with other recordings."""
     with _lock:
         session.halt()
@@ -80,10 +80,8 @@ def _remove_stopped_modes() -> None:
 
 def _after_fork() -> None:
     """Stop all recordings in a forked process: nothing there will read them."""
-    for state in [state for states in active.values() for state in states]:
-        state.session.halt()
-        if state.session.stream_writer is not None:
-            state.session.stream_writer.abandon()
+    for state in all_states():
+        state.session.stop_in_fork()
     active.clear()
     remove_optimizer_hooks()
     _remove_stopped_modes()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sightline.recording.atomic import run_atomically
 from sightline.recording.plain.running_ops import ApiCall, AtenOp
-from sightline.recording.plain.session import Session
+from sightline.recording.plain.session import PlainSession
 from sightline.recording.torchapi import (
     DISPATCH_MODES,
     FUNCTION_MODES,
@@ -38,7 +38,7 @@ class StackMode:
     stack: ClassVar[ModeStack]
     is_on = False  #: whether it is on its stack
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PlainSession) -> None:
         super().__init__()
         self.session = session
 

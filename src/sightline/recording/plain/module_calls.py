@@ -1,66 +1,41 @@
 """Module calls of the plain engine, intercepted by one pair of global hooks for the whole process.
 
-The hooks are installed while anything records. Dynamo guards on the keys and functions of these hooks, so
-both are the same in every recording: a compiled function is compiled again once for all recordings, not for
-each.
+The hooks are installed while anything records. They are the same in every recording, so that a compiled
+function is compiled again once for all recordings, not for each.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from sightline.data.trace_data import EVALUATION, NO_GRAD, RAISED, TRAINING
 from sightline.recording.observers import ObservedCall
 from sightline.recording.plain.compiled_regions import leave_region
-from sightline.recording.plain.thread_state import OpenCall, ThreadState, active, current_states
+from sightline.recording.plain.thread_state import OpenCall, ThreadState, all_states, current_states
 from sightline.recording.torchapi import (
+    ModuleHooks,
     Tensor,
     in_backward,
     is_dynamo_compiling,
-    module_hooks,
     no_torch_function,
 )
 from sightline.schema.tables import FORWARD, OPTIMIZER
 
 if TYPE_CHECKING:
-    from sightline.recording.plain.session import Session
+    pass
 
-_KEY: Final = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
+module_hooks: Final = ModuleHooks()
 #: These leave their eval fast path, and with it their exact results, when any function mode is active.
 _FAST_PATHS: Final = (
     torch.nn.MultiheadAttention,
     torch.nn.TransformerEncoderLayer,
     torch.nn.TransformerEncoder,
 )
-
-
-def _hooks() -> list[tuple[dict[int, Any], Any]]:
-    """The hook tables of torch, and our entry in each."""
-    return [
-        (module_hooks._global_forward_pre_hooks, enter_module),
-        (module_hooks._global_forward_hooks, leave_module),
-        (module_hooks._global_forward_hooks_with_kwargs, True),
-        (module_hooks._global_forward_hooks_always_called, True),
-    ]
-
-
-def install_hooks() -> None:
-    """Add our hooks, as torch's ``register_…`` functions would, under a key of our own."""
-    for table, hook in _hooks():
-        table[_KEY] = hook
-
-
-def remove_hooks() -> None:
-    """Remove our hooks."""
-    for table, _ in _hooks():
-        table.pop(_KEY, None)
 
 
 def enter_module(module: Any, args: tuple[Any, ...]) -> None:
@@ -75,15 +50,12 @@ def enter_module(module: Any, args: tuple[Any, ...]) -> None:
                 begin_call(state, module, args, sys._getframe(1))
             finally:
                 events.leave()
-    if not states and not in_backward():
-        _note_elsewhere(module)
-
-
-def _note_elsewhere(module: Any) -> None:
-    """A module is called on a thread that no recording is of: all that run note that they miss it."""
-    for state in [state for states in list(active.values()) for state in states]:
-        state.session.unrecorded_calls += 1
-        state.session.unrecorded_module = state.session.unrecorded_module or type(module).__name__
+    if (
+        not states and not in_backward()
+    ):  # nothing records this thread: all recordings count the calls they miss
+        for state in all_states():
+            state.session.unrecorded_calls += 1
+            state.session.unrecorded_module = state.session.unrecorded_module or type(module).__name__
 
 
 def leave_module(module: Any, args: tuple[Any, ...], *rest: Any) -> None:
@@ -111,7 +83,7 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
         record = session.modules.record_of(module, session.context)
         outer = state.top
         if isinstance(outer, OpenCall) and outer.module == record.number and outer.key != id(module):
-            return  # what ``torch.compile`` returned for a module counts as the module, and calls it
+            return  # a compiled module counts as the module, and calls it
         stack, no_form = session.stack(state, frame), session.arguments.nothing
         outer_phase = state.phase
         if state.phase == OPTIMIZER:  # a module's work is no update, even if an optimizer calls it
@@ -121,7 +93,10 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
         with no_torch_function():  # now, since the module may change its arguments
             session.read_inputs(call, args, frame.f_locals.get("kwargs"))
         session.values.unexplained = session.level == "none"
-        call.mode = _mode(module)
+        training = module.__dict__.get("training")
+        call.mode = 0 if training is None else TRAINING if training else EVALUATION
+        if not torch.is_grad_enabled():
+            call.mode |= NO_GRAD
         call.call = session.next_id()
         call.start, call.spent = began, state.spent  # an observer may fail, and the call goes on
         state.push(call)
@@ -163,7 +138,10 @@ def end_call(
             with no_torch_function():
                 if id(args) != call.args_key:  # a hook of the module has replaced them
                     session.read_inputs(call, args, kwargs)
-                outputs, form = _outputs(session, result)
+                # Where no ops are recorded, results may be new values.
+                new = session.level == "none" and type(result) is not Tensor
+                value = partial(session.values.output, op=-1) if new else None
+                outputs, form = session.arguments.results(result, value)
             session.close_call(state, call, 0, outputs, form, began)
         if session.observer is not None:
             event = _event(state, call, args, None if raised else rest[0])
@@ -180,20 +158,6 @@ def _event(
     """A call as observers see it."""
     depth = sum(one is not call for one in state.calls())
     return ObservedCall(call.module, call.call, call.phase, depth, args, kwargs, call.input_form)
-
-
-def _mode(module: Any) -> int:
-    """The flags of a call: training or evaluation, gradients on or off."""
-    training = module.__dict__.get("training")
-    mode = 0 if training is None else TRAINING if training else EVALUATION
-    return mode if torch.is_grad_enabled() else mode | NO_GRAD
-
-
-def _outputs(session: Session, result: Any) -> tuple[list[int], int]:
-    """The values and the form of what a module returned; they may be new where no ops are recorded."""
-    if session.level != "none" or type(result) is Tensor:
-        return session.arguments.results(result)
-    return session.arguments.results(result, partial(session.values.output, op=-1))
 
 
 def _may_take_fast_path(module: Any) -> bool:

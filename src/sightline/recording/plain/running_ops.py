@@ -6,6 +6,7 @@ and an error in them is a fault of the recorder that does not reach the run.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -29,15 +30,15 @@ from sightline.recording.torchapi import (
 from sightline.schema.streams import INHERITED
 
 if TYPE_CHECKING:
-    from sightline.recording.plain.session import Session
+    from sightline.recording.plain.session import PlainSession
 
 #: Torch's own C++ calls methods of tensors from here, such as ``view_as`` where a function returns its input.
 _APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _NO_NUMBER: Final = 1 << 62  # the sequence number of a node that accumulates into a leaf has all bits set
 
 
-class RunningOp:
-    """What aten ops and API calls have in common."""
+class RunningOp(ABC):
+    """An aten op or an API call that is running."""
 
     info: OpInfo
     number = -1
@@ -46,14 +47,19 @@ class RunningOp:
     start = 0
     spent = 0  #: recorder time before it
 
-    def __init__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, session: PlainSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.session, self.args, self.kwargs = session, args, kwargs
         self.state, self.node = session.current_state(), current_node()
         self.inputs: list[int] = []
 
     @classmethod
     def begin(
-        cls, session: Session, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+        cls,
+        session: PlainSession,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: FrameType,
     ) -> Self | None:
         """The op that ``frame``, our handler's, is about to run; None if it is not recorded."""
         entered = session.now()
@@ -78,13 +84,13 @@ class RunningOp:
             return self.args[::-1]
         return without_end(self.args) if self.info.slices else self.args
 
+    @abstractmethod
     def is_recorded(self, function: Any, frame: FrameType) -> bool:
         """Whether the call is recorded; if so, ``info`` is set."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, frame: FrameType) -> None:
-        """Read what must be known before the arguments are read."""
-        raise NotImplementedError
+        """Find its stack, and anything else that comes before its arguments."""
 
     def end(self, result: Any, error: BaseException | None = None) -> None:
         """The function has returned, or raised ``error``."""
@@ -100,9 +106,9 @@ class RunningOp:
                 self.session.note_fault(own)
         self.state.spent += self.session.now() - end
 
+    @abstractmethod
     def write(self, result: Any, duration: int, error: BaseException | None) -> None:
         """Write the row and notify the observer."""
-        raise NotImplementedError
 
     def opened(self) -> OpenOp:
         """The part of the row that is known when it begins."""
@@ -111,7 +117,7 @@ class RunningOp:
     def outcome(self, result: Any, mutates: bool, error: BaseException | None) -> tuple[list[int], int, int]:
         """The values and the form of the result, and the flags.
 
-        New versions of what was changed in place are outputs even if nothing is returned.
+        New versions of tensors that were changed in place are outputs even if nothing is returned.
         """
         values, arguments = self.session.values, self.session.arguments
         if error is not None:
@@ -216,10 +222,12 @@ class ApiCall(RunningOp):
         if self.info.noise or self.state.open_op is not None:
             return False
         caller = frame.f_back
-        if caller is not None and (
-            caller.f_code is _APPLY or (self.info.overload and _is_dispatcher(caller.f_back))
-        ):
+        if caller is not None and caller.f_code is _APPLY:
             return False
+        if caller is not None and self.info.overload:
+            outer = caller.f_back
+            if outer is not None and outer.f_code.co_name == "__torch_dispatch__" and is_hidden(outer.f_code):
+                return False
         return self.session.is_recorded(self.state, caller)
 
     def read(self, frame: FrameType) -> None:
@@ -246,9 +254,12 @@ class ApiCall(RunningOp):
             self.anchor = (
                 None  # it refers to our frame, and that to this call: a cycle that would hold tensors
             )
-        alone = session.level == "api"  # else its aten ops have noted what it changed
+        alone = session.level == "api"  # else its aten ops have noted the changes
         with no_torch_function():
-            outputs, form, flags = self.outcome(result, alone and self._mutates(result), error)
+            mutates = alone and (
+                bool(self.info.mutates) or ("out" in self.kwargs and session.values.find(result) is None)
+            )
+            outputs, form, flags = self.outcome(result, mutates, error)
         phase = session.phase(state) if error is None else state.phase
         ran_ops = state.aten_count != self.aten_count
         reads_data = type(result) is list or (alone and type(result) is not str)  # `tolist()`, not `type()`
@@ -256,12 +267,3 @@ class ApiCall(RunningOp):
             session.ops.write(op_row(state, self.opened(), duration, outputs, form, flags=flags, phase=phase))
             if error is None:
                 self.notify(result)
-
-    def _mutates(self, result: Any) -> bool:
-        if "out" in self.kwargs and self.session.values.find(result) is None:
-            return True
-        return bool(self.info.mutates)
-
-
-def _is_dispatcher(frame: FrameType | None) -> bool:
-    return frame is not None and frame.f_code.co_name == "__torch_dispatch__" and is_hidden(frame.f_code)

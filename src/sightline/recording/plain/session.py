@@ -1,7 +1,7 @@
 """One recording of the plain engine: the tables and streams that are written while the model runs.
 
-`modes` and `module_calls` intercept events and call `Session`. A fault in here is caught where the event was
-intercepted, counted, and never reaches the run.
+`modes` and `module_calls` intercept events and call `PlainSession`. A fault in here is caught where the event
+was intercepted, counted, and never reaches the run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from sightline.recording.plain.stacks import Stacks
 from sightline.recording.plain.storages import Storages
 from sightline.recording.plain.thread_state import OpenCall, OptimizerStep, StackAnchor, ThreadState
 from sightline.recording.plain.values import Values
-from sightline.recording.session_base import HandlerOverhead, SessionBase, clock
+from sightline.recording.session import HandlerOverhead, Session, clock
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, in_backward, jit_tracing
 from sightline.schema.streams import NO_END
 from sightline.schema.tables import BACKWARD, FORWARD, OPTIMIZER
@@ -37,9 +37,10 @@ from sightline.schema.tables import BACKWARD, FORWARD, OPTIMIZER
 _CONSTANT: Final = KIND["constant"]
 
 
-class Session(SessionBase):
-    """The mutable state behind one `sightline.data` that records through modes."""
+class PlainSession(Session):
+    """A recording that sees ops through modes, and writes their rows in Python."""
 
+    engine: ClassVar = "python"
     values: Values
     stacks: Stacks
     memory: Storages
@@ -116,13 +117,13 @@ class Session(SessionBase):
     # -- the context of a thread -------------------------------------------------------------------------
 
     def is_recorded(self, state: ThreadState, frame: FrameType | None) -> bool:
-        """Whether what ``frame`` runs is recorded: not inside compiled code, and not while torch traces."""
+        """Whether ops of ``frame`` are recorded: not inside compiled code, and not while torch traces."""
         if state.off and not leave_region(self, state, frame):
             return False
         return not compiler._is_compiling_flag and jit_tracing() is None
 
     def phase(self, state: ThreadState) -> int:
-        """The phase of what a thread runs now."""
+        """The phase that a thread is in."""
         return BACKWARD if in_backward() else state.phase
 
     def stack(self, state: ThreadState, frame: FrameType | None) -> int:
@@ -137,7 +138,7 @@ class Session(SessionBase):
         return stack
 
     def close_open_inside(self, state: ThreadState, anchor: StackAnchor) -> bool:
-        """Close as raised what an exception has left open inside an anchor; False if it is closed already."""
+        """Close as raised the calls that an exception left open inside an anchor; False if it is closed."""
         if anchor not in state.anchors():
             return False
         while state.top is not anchor:
@@ -167,7 +168,7 @@ class Session(SessionBase):
         self, state: ThreadState, call: OpenCall, flags: int, outputs: list[int] | None = None,
         result: int | None = None, now: int | None = None,
     ) -> None:  # fmt: skip
-        """The innermost call has ended: write its row and restore what was current before it."""
+        """The innermost call has ended: write its row and restore the state before it."""
         now = self.now() if now is None else now
         self.put_function_mode_back(call)
         result = self.arguments.nothing if result is None else result
@@ -225,7 +226,6 @@ class Session(SessionBase):
         return np.array(ops, dtype=np.int64), np.array(calls, dtype=np.int64)
 
     def halt(self) -> None:
-        """Record nothing more, on any thread."""
         self.note_end()
         self.memory.end()
         for state in list(self._states.values()):
@@ -242,7 +242,22 @@ class Session(SessionBase):
         open_calls = sum(len(state.calls()) for state in list(self._states.values()))
         return len(self.ops) + len(self.calls) + open_calls
 
-    # -- what a tensor is that no recorded op made -------------------------------------------------------
+    def note_error(self, error: BaseException) -> None:
+        """Nothing to do: modes see how an op or call ends."""
+
+    def refresh(self) -> None:
+        """Nothing to do: all tables are here."""
+
+    def note_written(self) -> None:
+        """Nothing to do: no thread waits after a crash."""
+
+    def release(self) -> None:
+        """Nothing to do: everything is freed with the session."""
+
+    def abandon(self) -> None:
+        """Nothing to do, as in `release`."""
+
+    # -- tensors that no recorded op made ----------------------------------------------------------------
 
     def register_constants(self, args: tuple[Any, ...]) -> None:
         """Register the tensors that were just made from Python data."""

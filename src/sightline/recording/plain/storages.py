@@ -78,7 +78,7 @@ class Storages:
         self._examine_at(turn)
 
     def examine_since(self, begin: int) -> None:
-        """A module call that began then has ended: examine what was allocated in it."""
+        """A module call that began then has ended: examine the storages of that time."""
         self._examine_at([address for address, storage in list(self._live.items()) if storage.since >= begin])
 
     def examine_all(self) -> None:
@@ -86,7 +86,7 @@ class Storages:
         self._examine_at(list(self._live))
 
     def end(self) -> None:
-        """The recording has ended: what is freed from now on lived to its end."""
+        """The recording has ended: storages that are freed from now on lived to its end."""
         self.examine_all()
         self._over = True
 

@@ -19,7 +19,7 @@ from sightline.schema.streams import THREAD_SHIFT
 from sightline.schema.tables import FORWARD
 
 if TYPE_CHECKING:
-    from sightline.recording.plain.session import Session
+    from sightline.recording.plain.session import PlainSession
 
 
 class OpenOp(NamedTuple):
@@ -83,7 +83,7 @@ class OpenCall(StackAnchor):
 class ThreadState:
     """The state of one thread in one recording."""
 
-    def __init__(self, session: Session, ident: int, number: int, base: StackAnchor) -> None:
+    def __init__(self, session: PlainSession, ident: int, number: int, base: StackAnchor) -> None:
         self.session = session
         self.ident = ident
         self.bits = number << THREAD_SHIFT
@@ -92,7 +92,7 @@ class ThreadState:
         self.spent = 0  #: nanoseconds that went into recording
         self.aten_count = 0
         self.compiled_node: int | None = None  #: the compiled backward that is running
-        #: what runs now is not recorded: the session has stopped, or compiled code is running
+        #: nothing is recorded now: the session has stopped, or compiled code is running
         self.off = False
         self.top = base  #: the innermost anchor
 
@@ -109,7 +109,7 @@ class ThreadState:
         return ended
 
     def pop_steps(self) -> tuple[Callable[[], object], ...]:
-        """What `pop` does, as functions written in C for `run_atomically`."""
+        """The steps of `pop`, as functions written in C for `run_atomically`."""
         ended = self.top
         assert ended.outer is not None, "the anchor of the block itself stays"
         return partial(setattr, self, "top", ended.outer), partial(setattr, self, "phase", ended.outer_phase)
@@ -128,6 +128,11 @@ class ThreadState:
 
 #: For each thread that started recordings its state in each of them, in order of starting.
 active: Final[dict[int, list[ThreadState]]] = {}
+
+
+def all_states() -> list[ThreadState]:
+    """The state of each recording on each thread that started one."""
+    return [state for states in list(active.values()) for state in states]
 
 
 def current_states() -> list[ThreadState]:

@@ -37,7 +37,7 @@ class TensorRef(ref):  # type: ignore[type-arg]  # typeshed's ref takes a parame
     __slots__ = ("appearance", "value")
 
     value: int
-    appearance: Any  #: what the tensor looked like when it became this value
+    appearance: Any  #: memory and layout of the tensor when it became this value
 
 
 class Values(TensorRegistry):
@@ -127,7 +127,9 @@ class Values(TensorRegistry):
         if self.memory is not None and type(tensor) in PLAIN_TENSORS:
             self.memory.note(tensor, number)
         if len(self.refs) > self._purge_at:
-            self._purge()
+            for key in [key for key, reference in list(self.refs.items()) if reference() is None]:
+                self.refs.pop(key, None)
+            self._purge_at = max(_MIN_PURGE, 2 * len(self.refs))
         return number
 
     def register(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
@@ -188,15 +190,9 @@ class Values(TensorRegistry):
         values = [reference.value for reference in list(self.refs.values()) if reference() is not None]
         return np.array(values, dtype=np.int64)
 
-    def _purge(self) -> None:
-        """Remove the references to dead tensors."""
-        for key in [key for key, reference in list(self.refs.items()) if reference() is None]:
-            self.refs.pop(key, None)
-        self._purge_at = max(_MIN_PURGE, 2 * len(self.refs))
-
 
 def _appearance(tensor: Any) -> tuple[Any, ...] | None:
-    """What ``.data =`` and ``module.to(…)`` change without an op: memory and layout. None if unreadable."""
+    """Memory and layout, which ``.data =`` and ``module.to(…)`` change without an op. None if unreadable."""
     key = plain_key(tensor)
     if key is None:
         return None

@@ -1,7 +1,7 @@
 """The statistics of one tensor in CPU memory, in as few passes over its elements as possible.
 
-Five fast passes (extremes, sum, squares, zeros, fingerprint), and more only for what is not finite or not
-precise enough in single precision. Zeros are counted by numpy, ten times faster than by torch.
+Five fast passes (extremes, sum, squares, zeros, fingerprint), and more only for NaNs and infinities and
+where single precision is not enough. Zeros are counted by numpy, ten times faster than by torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Columns = tuple[NDArray[np.float64], NDArray[np.int64]]
 class StatisticsBuffer:
     """The statistics taken so far, by value."""
 
-    native: ClassVar = False  #: C++ measures the results of ops, and reports what is not finite
+    native: ClassVar = False  #: C++ measures the results of ops, and reports NaNs and infinities
 
     def __init__(self) -> None:
         self.floats = array("d")
@@ -97,10 +97,10 @@ class StatisticsBuffer:
         return 0
 
     def freeze(self) -> None:
-        """Copy what C++ holds, which is about to be freed."""
+        """Copy the statistics of C++, which are about to be freed."""
 
     def stop_reporting(self) -> None:
-        """Have C++ report no more of what is not finite."""
+        """Have C++ report no more NaNs and infinities."""
 
     def copies(self) -> list[Implied]:
         """Values whose NaNs and infinities follow from those of others, as C++ has found."""
@@ -132,7 +132,8 @@ def read(tensor: Any, fingerprint: bool) -> TensorStatistics:
     if not (math.isfinite(total) and math.isfinite(squares)) or (squares < _TINY and (most or least)):
         if flat.dtype == torch.float64:
             return _read_extreme(flat, max(most, -least), fingerprint)
-        total, squares = _in_double(numbers)
+        wide = numbers.double()
+        total, squares = wide.sum().item(), torch.dot(wide, wide).item()
     mean = total / count
     spread = squares - total * mean
     if spread < _CANCELLED * squares and least != most:
@@ -186,8 +187,3 @@ def _read_extreme(flat: Any, largest: float, fingerprint: bool) -> TensorStatist
         l2=scaled.l2 * largest, zeros=_zeros(flat),
         lanes=cpu_lanes(flat) if fingerprint else _NO_LANES,
     )  # fmt: skip
-
-
-def _in_double(numbers: Any) -> tuple[float, float]:
-    wide = numbers.double()
-    return wide.sum().item(), torch.dot(wide, wide).item()

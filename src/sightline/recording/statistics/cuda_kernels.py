@@ -25,9 +25,9 @@ _ROWS: Final = 4  # rows a program takes at a time
 #: long, and for a large one as many as fit at once with the registers they use.
 _PROGRAMS: Final = {"nonfinite": (8, 8), "numbers": (3, 8), "fingerprints": (3, 4)}
 _BLOCK: Final = _ROWS * ROW // 4  # words of that
-_WORDS: Final = 2048  # words that a program takes at a time where only what is not finite is counted
+_WORDS: Final = 2048  # words that a program takes at a time where only NaNs and infinities are counted
 
-#: How numbers lie in a word: their bits, and what is added to their magnitude to carry into the sign exactly
+#: How numbers lie in a word: their bits, and the number that carries their magnitude into the sign exactly
 #: when they are not finite.
 _CARRIES: Final = {
     torch.float32: 0x00800000, torch.bfloat16: 0x00800080, torch.float16: 0x04000400,
@@ -55,15 +55,15 @@ def _number(words, part: tl.constexpr, form: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit
-def _ring(alarm, bell, odd):  # type: ignore[no-untyped-def]
-    """Add to the count of what is not finite, and copy it to the bell, which is memory of the host."""
+def _raise_alarm(alarm, host_count, odd):  # type: ignore[no-untyped-def]
+    """Add to the count of NaNs and infinities, and copy it to memory of the host."""
     before = tl.atomic_add(alarm, odd, sem="relaxed")
-    tl.store(bell, before + odd)
+    tl.store(host_count, before + odd)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _count_words(  # type: ignore[no-untyped-def]
-    words, size, counts, alarm, bell, at_row, carry: tl.constexpr, magnitude: tl.constexpr,
+    words, size, counts, alarm, host_count, at_row, carry: tl.constexpr, magnitude: tl.constexpr,
     form: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     whole = size // block
@@ -72,7 +72,7 @@ def _count_words(  # type: ignore[no-untyped-def]
     carried = tl.zeros((block,), tl.int32)
     for at in range(me, whole, step):  # the end first: it was written last, and is still in the cache
         carried |= (tl.load(words + (whole - 1 - at) * block + local) & magnitude) + carry
-    if whole % step == me:  # what is left
+    if whole % step == me:  # the rest
         place = whole * block + local
         carried |= (tl.load(words + place, mask=place < size, other=0) & magnitude) + carry
     sign: tl.constexpr = ~magnitude
@@ -89,31 +89,32 @@ def _count_words(  # type: ignore[no-untyped-def]
         odd, nan = tl.sum(odds, 0).to(tl.int64), tl.sum(nans, 0).to(tl.int64)
         tl.atomic_add(counts + at_row * columns + 2, nan, sem="relaxed")
         tl.atomic_add(counts + at_row * columns + 3, odd - nan, sem="relaxed")
-        _ring(alarm, bell, odd)
+        _raise_alarm(alarm, host_count, odd)
 
 
 @triton.jit(do_not_specialize=["size", "at_row"])  # type: ignore[untyped-decorator]
 def sightline_count(  # type: ignore[no-untyped-def]
-    words, counts, alarm, bell, size: tl.int64, at_row: tl.int64, carry: tl.constexpr,
+    words, counts, alarm, host_count, size: tl.int64, at_row: tl.int64, carry: tl.constexpr,
     magnitude: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
-    """Count what is not finite in a tensor."""
+    """Count NaNs and infinities in a tensor."""
     _count_words(
-        words, size, counts, alarm, bell, at_row, carry, magnitude, form, parts, columns, block
+        words, size, counts, alarm, host_count, at_row, carry, magnitude, form, parts, columns, block
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first_row"])  # type: ignore[untyped-decorator]
 def sightline_count_many(  # type: ignore[no-untyped-def]
-    tensors, counts, alarm, bell, first_row: tl.int64, carry: tl.constexpr, magnitude: tl.constexpr,
+    tensors, counts, alarm, host_count, first_row: tl.int64, carry: tl.constexpr, magnitude: tl.constexpr,
     form: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """The same for a list of tensors."""
     which = tl.cast(tl.program_id(1), tl.int64)
     words, size = _listed(tensors, which)
     _count_words(
-        words, size, counts, alarm, bell, first_row + which, carry, magnitude, form, parts, columns, block
+        words, size, counts, alarm, host_count, first_row + which, carry, magnitude, form, parts, columns,
+        block,
     )  # fmt: skip
 
 
@@ -162,12 +163,12 @@ def _flat(part, size: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _measure_words(  # type: ignore[no-untyped-def]
-    words, size, matrix, weights, sums, counts, alarm, bell, at_row,
+    words, size, matrix, weights, sums, counts, alarm, host_count, at_row,
     nan_word: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, fingerprint: tl.constexpr,
     per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     infinity = float("inf")
-    quads: tl.constexpr = per_row // 4  # four words are what a thread loads at once, and adds up by itself
+    quads: tl.constexpr = per_row // 4  # a thread loads four words at once, and adds them up by itself
     low = tl.full((rows, quads), infinity, tl.float32)
     high = tl.full((rows, quads), -infinity, tl.float32)
     total = tl.zeros((rows, quads), tl.float32)
@@ -214,7 +215,7 @@ def _measure_words(  # type: ignore[no-untyped-def]
             lane_3 = _weighed(tl.sum(_product(word, matrix_3), 2), weight, lane_3)
     seen = tl.cdiv(tl.maximum(whole - me, 0), step) * block_size
     begin = tl.where(whole % step == me, whole, blocks)
-    # What is not finite has a square that is not, either; so has a very large number, which does no harm.
+    # The square of a NaN or infinity is not finite, either; so has a very large number, which does no harm.
     if tl.max(_flat(((squares < infinity) == 0).to(tl.int32), rows * quads), 0) > 0:
         # ... which they were not: all of it again, with care.
         seen, begin = seen * 0, me
@@ -288,7 +289,7 @@ def _measure_words(  # type: ignore[no-untyped-def]
         nan = nan_count.to(tl.int64)
         tl.atomic_add(counts + 2, nan, sem="relaxed")
         tl.atomic_add(counts + 3, odd - nan, sem="relaxed")
-        _ring(alarm, bell, odd)
+        _raise_alarm(alarm, host_count, odd)
     if fingerprint:
         sum_0, sum_1, sum_2, sum_3 = tl.reduce(
             (_flat(lane_0, n), _flat(lane_1, n), _flat(lane_2, n), _flat(lane_3, n)), 0, _both_lanes
@@ -301,20 +302,20 @@ def _measure_words(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["size", "at_row"])  # type: ignore[untyped-decorator]
 def sightline_measure(  # type: ignore[no-untyped-def]
-    words, matrix, weights, sums, counts, alarm, bell, size: tl.int64, at_row: tl.int64,
+    words, matrix, weights, sums, counts, alarm, host_count, size: tl.int64, at_row: tl.int64,
     nan_word: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, fingerprint: tl.constexpr,
     per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """Take all statistics of a tensor."""
     _measure_words(
-        words, size, matrix, weights, sums, counts, alarm, bell, at_row, nan_word, form, parts,
+        words, size, matrix, weights, sums, counts, alarm, host_count, at_row, nan_word, form, parts,
         fingerprint, per_row, rows, sum_columns, columns,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first_row"])  # type: ignore[untyped-decorator]
 def sightline_measure_many(  # type: ignore[no-untyped-def]
-    tensors, matrix, weights, sums, counts, alarm, bell, first_row: tl.int64,
+    tensors, matrix, weights, sums, counts, alarm, host_count, first_row: tl.int64,
     nan_word: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, fingerprint: tl.constexpr,
     per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
@@ -323,7 +324,7 @@ def sightline_measure_many(  # type: ignore[no-untyped-def]
     words, size = _listed(tensors, which)
     if tl.program_id(0) * rows * per_row < size:  # else it has nothing to read
         _measure_words(
-            words, size, matrix, weights, sums, counts, alarm, bell, first_row + which, nan_word, form,
+            words, size, matrix, weights, sums, counts, alarm, host_count, first_row + which, nan_word, form,
             parts, fingerprint, per_row, rows, sum_columns, columns,
         )  # fmt: skip
 
@@ -345,11 +346,11 @@ def fits(tensor: Any) -> bool:
 
 
 def count(tensor: Any, cells: Cells, at_row: int) -> None:
-    """Count what is not finite in a dense CUDA tensor, into a row of a table."""
+    """Count NaNs and infinities in a dense CUDA tensor, into a row of a table."""
     words = tensor.numel() * tensor.dtype.itemsize // 4
     programs = _programs(-(-words // _WORDS), *_limits(tensor.device, "nonfinite"))
     sightline_count[(programs,)](
-        _Words(tensor.data_ptr()), cells.counts, cells.alarm.count, cells.alarm.bell, words, at_row,
+        _Words(tensor.data_ptr()), cells.counts, cells.alarm.count, cells.alarm.host_count, words, at_row,
         **_count_options(tensor.dtype, cells),
     )  # fmt: skip
 
@@ -362,7 +363,7 @@ def measure(tensor: Any, cells: Cells, at_row: int, fingerprint: bool) -> None:
     programs = _programs(blocks, *_limits(tensor.device, fill))
     sightline_measure[(programs,)](
         _Words(tensor.data_ptr()), word_matrix(tensor.device), row_weights_on(tensor.device, blocks * _ROWS),
-        cells.sums, cells.counts, cells.alarm.count, cells.alarm.bell, words, at_row,
+        cells.sums, cells.counts, cells.alarm.count, cells.alarm.host_count, words, at_row,
         **_measure_options(tensor.dtype, cells, fingerprint),
     )  # fmt: skip
 
@@ -372,7 +373,7 @@ def compiled(dtype: torch.dtype, cells: Cells, fill: str, many: bool) -> Kernel 
     if dtype not in _CARRIES:
         return None
     device, fingerprint = cells.device, fill == "fingerprints"
-    alarm = cells.alarm.count, cells.alarm.bell
+    alarm = cells.alarm.count, cells.alarm.host_count
     # Compiling needs an argument of the right type for the tensor, or for the list of tensors.
     source, kinds = (cells.counts, ["*i64"]) if many else (_Words(0), ["*i32"])
     row, row_kinds = ((0,), ["i64"]) if many else ((1, 0), ["i64", "i64"])
@@ -392,7 +393,7 @@ def compiled(dtype: torch.dtype, cells: Cells, fill: str, many: bool) -> Kernel 
 
 
 def _load(kernel: Any, expected: list[str], *shape: int) -> Kernel | None:
-    """What a launch needs, if the kernel takes just the arguments that are expected."""
+    """The kernel as C++ launches it, if it takes just the arguments that are expected."""
     kinds = [kind for kind in kernel.src.signature.values() if kind != "constexpr"]
     metadata = kernel.metadata
     if kinds != expected or metadata.num_ctas != 1 or metadata.global_scratch_size:

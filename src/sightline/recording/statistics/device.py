@@ -27,7 +27,7 @@ class DeviceStatistics:
     """The tables of all devices."""
 
     def __init__(self, fill: str) -> None:
-        self.fill = fill  #: "nonfinite": only what is not finite is counted; "numbers"; "fingerprints": all
+        self.fill = fill  #: "nonfinite": only NaNs and infinities are counted; "numbers"; "fingerprints": all
         self._tables: dict[torch.device, list[Table]] = {}
         self._alarms: dict[torch.device, Alarm] = {}
 
@@ -59,7 +59,7 @@ class DeviceStatistics:
         """The check has examined an alarm of this count."""
 
     def freeze(self) -> None:
-        """Copy what C++ holds, which is about to be freed."""
+        """Copy the statistics of C++, which are about to be freed."""
 
     def alarm_of(self, device: torch.device) -> Alarm:
         """The alarm of a device."""
@@ -76,7 +76,7 @@ class DeviceStatistics:
         return floats, counts
 
     def _more_columns(self) -> list[Columns]:
-        """What C++ has measured."""
+        """The statistics of C++."""
         return []
 
 
@@ -86,8 +86,10 @@ class Alarm:
     def __init__(self, device: torch.device) -> None:
         self.count = torch.zeros(1, dtype=torch.int64, device=device)
         #: Pinned memory of the host, to which the device copies the count.
-        self.bell = torch.zeros(1, dtype=torch.int64, pin_memory=True) if self.count.is_cuda else self.count
-        self._received = self.bell.numpy() if self.count.is_cuda else None
+        self.host_count = (
+            torch.zeros(1, dtype=torch.int64, pin_memory=True) if self.count.is_cuda else self.count
+        )
+        self._received = self.host_count.numpy() if self.count.is_cuda else None
 
     def received(self) -> int:
         """The count as of the last finished copy."""
@@ -95,8 +97,8 @@ class Alarm:
 
     def publish(self) -> None:
         """Copy the count to the host, which the fused kernels do by themselves."""
-        if self.bell is not self.count:
-            self.bell.copy_(self.count, non_blocking=True)
+        if self.host_count is not self.count:
+            self.host_count.copy_(self.count, non_blocking=True)
 
 
 class Cells:
@@ -151,7 +153,7 @@ class Table:
     def add(self, value: int, tensor: Any) -> None:
         """Fill the next row."""
         if not tensor.is_contiguous() or tensor.is_complex() or tensor.is_neg():
-            # Only a fingerprint sees the order; a copy would cost three times what reading does.
+            # Only a fingerprint sees the order; a copy would take three times as long as reading.
             if self._ordered or tensor.is_complex() or tensor.is_neg() or not _is_dense(tensor):
                 tensor = flattened(tensor)
         at, cells = len(self.values), self._cells

@@ -3,7 +3,7 @@
 On a CPU they are taken at once. On any other device they are computed and stay there: `statistics.device`
 fetches them when the recording is over. A view that only relabels the elements of a tensor is not read: it
 gets the statistics of its base when the trace is built. Where the order differs, so does the fingerprint,
-which takes a pass of its own if ``fingerprint="views"``. Of integers and masks only what modules are given is
+which takes a pass of its own if ``fingerprint="views"``. Of integers and masks only arguments of modules are
 measured: tokens say whether two batches are equal, while results such as positions say little.
 """
 
@@ -24,7 +24,7 @@ from sightline.recording.torchapi import Parameter, Tensor, storage_address
 from sightline.tensor_memory import has_memory
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
 #: Floating and complex dtypes whose elements are numbers that can be read, as in C++'s ``format_of``.
 _FLOATS: Final = frozenset(
@@ -55,9 +55,9 @@ def measurable(tensor: Any, integers: bool = False) -> bool:
 
 
 class StatisticsObserver(Observer):
-    """Takes the statistics of what ops and module calls return."""
+    """Takes the statistics of the results of ops and module calls."""
 
-    def __init__(self, session: SessionBase, options: Stats) -> None:
+    def __init__(self, session: Session, options: Stats) -> None:
         self._session = session
         self._options = options
         self.fingerprint = bool(options.fingerprint)
@@ -74,7 +74,7 @@ class StatisticsObserver(Observer):
         )
 
     def wants(self, event: ObservedOp) -> bool:
-        """Not an API call, whose ops are measured, nor a view of what was measured."""
+        """Not an API call, whose ops are measured, nor a view of a measured tensor."""
         info = event.info
         if self.buffer.native or info.uninitialized or (self._aten and info.flavour != OP):
             return False
@@ -173,7 +173,7 @@ class StatisticsObserver(Observer):
 
     @property
     def selects_modules(self) -> bool:
-        """Whether only what runs in some modules is measured."""
+        """Whether only ops in some modules are measured."""
         return self._options.modules is not None
 
 
@@ -185,7 +185,7 @@ def concatenate(first: Columns, second: Columns) -> Columns:
 class Selection:
     """The ops and calls that globs select; each op and module is matched once."""
 
-    def __init__(self, session: SessionBase, modules: Any, ops: Any) -> None:
+    def __init__(self, session: Session, modules: Any, ops: Any) -> None:
         self._session = session
         self._modules = None if modules is None else [PathPattern(glob) for glob in modules]
         self._ops = ops
@@ -225,14 +225,14 @@ class Selection:
         return selected
 
 
-def results_of(session: SessionBase, event: ObservedOp) -> list[Any]:
+def results_of(session: Session, event: ObservedOp) -> list[Any]:
     """The tensors an op returned, and those it changed in place without returning them."""
     arguments = session.arguments
     changed = arguments.at(event.info.mutates, event.args, event.kwargs)
     return arguments.tensors(event.result, []) + changed
 
 
-def rewritten_storages(session: SessionBase, event: ObservedOp) -> set[int]:
-    """The storages that an op changed through a view: their new versions are not what was read."""
+def rewritten_storages(session: Session, event: ObservedOp) -> set[int]:
+    """The storages that an op changed through a view: their new versions were not read."""
     changed = session.arguments.at(event.info.mutates, event.args, event.kwargs)
     return {storage_address(one) for one in changed if type(one) is Tensor and one._is_view()}

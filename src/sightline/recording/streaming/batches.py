@@ -1,9 +1,9 @@
-"""What a session has written, as batches: all of it at once, or cut off piece by piece while it runs.
+"""The rows of a session as batches: all of them at once, or cut off piece by piece while it runs.
 
 `BatchCutter` runs in a thread beside the recording. It removes rows from the session in steps that are
 atomic under the GIL, and in an order in which no row that is taken refers to one that was left. Rows that
-come too late for their batch are marked as late. What the session no longer needs is removed from it, so it
-does not grow.
+come too late for their batch are marked as late. Names and sizes that the session no longer needs are removed
+from it, so it does not grow.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sightline.schema import streams
 from sightline.schema.streams import NO_END
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import RowStream, SessionBase
+    from sightline.recording.session import RowStream, Session
 
 _END = 1 << 62
 _REGIONS = 64  # compiled regions that may still turn out to have made a value
 
 
-def whole_batch(session: SessionBase) -> Batch:
+def whole_batch(session: Session) -> Batch:
     """Everything that a session has written, as one batch. The session keeps it."""
     batch = _read(session)
     batch.nbytes = _pairs(dict(session.values.storage_bytes))
@@ -44,10 +44,10 @@ def missing_values(rows: Streams, first: int = 0) -> IntArray:
     return np.flatnonzero(~present) + first
 
 
-def _read(session: SessionBase, take: bool = False, last: bool = True, first_capture: int = 0) -> Batch:
+def _read(session: Session, take: bool = False, last: bool = True, first_capture: int = 0) -> Batch:
     """The rows of a session; with ``take`` they are removed from it. ``last``: nothing follows.
 
-    Rows refer to what was written before them, so the streams that refer to most are read first.
+    Rows refer to earlier ones, so the streams that refer to most are read first.
     """
 
     def rows(stream: RowStream) -> IntArray:
@@ -73,7 +73,7 @@ def _read(session: SessionBase, take: bool = False, last: bool = True, first_cap
     )  # fmt: skip
 
 
-def _learned(session: SessionBase) -> list[ValueUpdate]:
+def _learned(session: Session) -> list[ValueUpdate]:
     """Kinds and names of values that became known after their rows were written."""
     kinds, names = dict(session.values.kinds), dict(session.values.names)
     return [ValueUpdate(value, kinds.get(value, -1), names.get(value, "")) for value in {**kinds, **names}]
@@ -88,16 +88,10 @@ def _value_ids(rows: Streams) -> IntArray:
     return np.concatenate([Rows(rows.values, streams.VALUE).ids, fresh[:, 0]])
 
 
-def _producers(rows: Streams) -> IntArray:
-    """The op that made each value, in the order of `_value_ids`."""
-    fresh = rows.fresh.reshape(-1, streams.FRESH_WIDTH)
-    return np.concatenate([Rows(rows.values, streams.VALUE).column("producer"), fresh[:, 2]])
-
-
 class BatchCutter:
-    """Cuts what a running session writes into batches."""
+    """Cuts the rows of a running session into batches."""
 
-    def __init__(self, session: SessionBase) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._end = 0  # ops and calls with ids below this are late from now on
         self._values = 0  # and values with ids below this
@@ -121,7 +115,7 @@ class BatchCutter:
         if last:
             batch.end = _END
             batch.absent = np.union1d(batch.absent, sorted(self._missing)).astype(np.int64)
-        else:  # what was opened since is also open, if it refers only to what was taken
+        else:  # rows that were opened since are open too, if they refer only to rows that were taken
             opened = self._merge_open(opened, session.open_rows())
         batch.open_ops, batch.open_calls = opened
         batch.alive = self._alive(batch)
@@ -151,9 +145,16 @@ class BatchCutter:
     def _split(self, batch: Batch) -> None:
         """Move the rows that are late from ``batch.rows`` to ``batch.late``."""
         rows, late = batch.rows, batch.late
-        ids, producers = _value_ids(rows), _producers(rows)
-        batch.outputs = self._late_outputs(ids, producers)
-        self._note_opaque(self.ops)
+        fresh = rows.fresh.reshape(-1, streams.FRESH_WIDTH)
+        ids = _value_ids(rows)
+        producers = np.concatenate([Rows(rows.values, streams.VALUE).column("producer"), fresh[:, 2]])
+        if self._opaque:  # (op, value) of values that turn out to come from an opaque op of an earlier batch
+            mine = np.isin(producers, self._opaque)
+            batch.outputs = np.stack([producers[mine], ids[mine]], axis=1).reshape(-1)
+        opaque = np.array([info.flavour == OPAQUE for info in self._session.infos] or [False])
+        if opaque.any():
+            new_opaque = self.ops.ids[opaque[self.ops.column("info")]].tolist()
+            self._opaque = [*self._opaque, *new_opaque][-_REGIONS:]
         lost = self._missing.difference(ids.tolist())  # missing in the last batch and in this one
         missing = missing_values(rows, self._values)
         for name, layout, end in (("ops", streams.OP, self._end), ("calls", streams.CALL, self._end),
@@ -163,7 +164,6 @@ class BatchCutter:
             if is_late.any():
                 setattr(late, name, every.select_stream(is_late))
                 setattr(rows, name, every.select_stream(~is_late))
-        fresh = rows.fresh.reshape(-1, streams.FRESH_WIDTH)
         is_late = fresh[:, 0] < self._values
         rows.fresh, late.fresh = fresh[~is_late].reshape(-1), fresh[is_late].reshape(-1)
         is_late = rows.counts[:, 0] < self._values
@@ -177,23 +177,10 @@ class BatchCutter:
         self._values = max(self._values, int(ids.max(initial=-1)) + 1)
         self._complete = min([self._values, *ids[producers >= self._end].tolist()])
 
-    def _note_opaque(self, ops: Rows) -> None:
-        opaque = np.array([info.flavour == OPAQUE for info in self._session.infos] or [False])
-        if opaque.any():
-            ids = ops.ids[opaque[ops.column("info")]].tolist()
-            self._opaque = [*self._opaque, *ids][-_REGIONS:]
-
-    def _late_outputs(self, values: IntArray, producers: IntArray) -> IntArray:
-        """(op, value) of values that turn out to come from an opaque op of an earlier batch."""
-        if not self._opaque:
-            return EMPTY
-        mine = np.isin(producers, self._opaque)
-        return np.stack([producers[mine], values[mine]], axis=1).reshape(-1)
-
-    # -- what became known -----------------------------------------------------------------------------------
+    # -- values that became known ----------------------------------------------------------------------------
 
     def _alive(self, batch: Batch) -> IntArray:
-        """Values that may still be referred to: of live tensors, and inputs of what is open.
+        """Values that may still be referred to: of live tensors, and inputs of open ops and calls.
 
         ``batch.alive`` were alive before rows were taken. A tensor that was changed since has a new version,
         whose row will refer to the old one.
@@ -241,7 +228,7 @@ class BatchCutter:
 class JournalLookups:
     """Operators and FLOPs of the ops in each batch, for a journal: recovering one must work without torch."""
 
-    def __init__(self, session: SessionBase) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._operators: dict[tuple[int, int], str | None] = {}
         self._flops: dict[tuple[Any, ...], int] = {}
@@ -261,20 +248,17 @@ class JournalLookups:
         for info in self._session.infos[len(self._counted) :]:
             self._counted.append(has_plain_formula(info))
             self._api.append(info.flavour != OP)
-        self._add_values(batch)
+        fresh = batch.rows.fresh.reshape(-1, streams.FRESH_WIDTH)
+        ids = np.concatenate([self._ids, _value_ids(batch.rows)])
+        metas = [self._metas, Rows(batch.rows.values, streams.VALUE).column("meta"), fresh[:, 1]]
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._metas = ids[order], np.concatenate(metas)[order]
         entries = self._new_operators(ops, tables), self._new_flops(ops, tables)
         if batch.alive is not None:  # any value of this batch may be used again
             first = int(_value_ids(batch.rows).min(initial=_END))
             live = (positions_in(batch.alive, self._ids) >= 0) | (self._ids >= first)
             self._ids, self._metas = self._ids[live], self._metas[live]
         return entries
-
-    def _add_values(self, batch: Batch) -> None:
-        fresh = batch.rows.fresh.reshape(-1, streams.FRESH_WIDTH)
-        ids = np.concatenate([self._ids, _value_ids(batch.rows)])
-        metas = [self._metas, Rows(batch.rows.values, streams.VALUE).column("meta"), fresh[:, 1]]
-        order = np.argsort(ids, kind="stable")
-        self._ids, self._metas = ids[order], np.concatenate(metas)[order]
 
     def _new_operators(self, ops: Rows, tables: Tables) -> list[tuple[int, int, str]]:
         info, stack = ops.column("info"), ops.column("stack")
@@ -295,7 +279,11 @@ class JournalLookups:
             return []
         form, result = ops.column("form"), ops.column("result")
         input_counts = ops.column("input_count")
-        every_meta = self._metas_of(ops.lists(streams.OP.width, ops.column("length") - streams.OP.width))
+        values = ops.lists(streams.OP.width, ops.column("length") - streams.OP.width)
+        at = positions_in(self._ids, values)
+        every_meta = np.full(len(values), -1)
+        if len(self._ids):
+            every_meta = np.where(at >= 0, self._metas[at], -1)
         starts = offsets_of(ops.column("length") - streams.OP.width)
         new: list[tuple[Any, ...]] = []
         seen: set[tuple[int, int, int, bytes]] = set()
@@ -313,7 +301,3 @@ class JournalLookups:
             self._flops[key] = tables.flops(key[0], key[1], result_form, key[2], key[3])
             new.append((*key, self._flops[key]))
         return new
-
-    def _metas_of(self, ids: IntArray) -> IntArray:
-        at = positions_in(self._ids, ids)
-        return np.where(at >= 0, self._metas[at], -1) if len(self._ids) else np.full(len(ids), -1)

@@ -178,7 +178,7 @@ class JournalFile:
         self._file = -1
 
     def _note_failure(self, error: OSError) -> None:
-        """Note the first failure, and cut off what was written of the frame."""
+        """Note the first failure, and cut off the written part of the frame."""
         with suppress(OSError):
             self._reopen_if_closed()
             os.ftruncate(self._file, self._size)

@@ -17,12 +17,12 @@ from sightline.store.journal import Journal, constant_fields, encode, new_table_
 
 
 class KeptFrame(NamedTuple):
-    """A frame, and what is needed once it is the first that is kept."""
+    """A frame, and the rows that are needed once it is the first that is kept."""
 
     data: bytes
     ops: int  #: how many ops belong to it
-    lost: Dropped  #: what is lost with it: its ops, and late ones, which belong to earlier batches
-    before: bytes  #: a frame of what its rows may refer to
+    lost: Dropped  #: the loss with it: its ops, and late ones, which belong to earlier batches
+    before: bytes  #: a frame of the rows that its own may refer to
 
 
 class LastFrames:
@@ -32,7 +32,7 @@ class LastFrames:
         self.count = count
         self.dropped = Dropped()
         self._frames: deque[KeptFrame] = deque()
-        # What rows of the next frame may refer to: values that may be used again, live storages, names and
+        # Rows of the next frame may refer to: values that may be used again, live storages, names and
         # kinds that became known, open steps.
         self._values: IntArray = EMPTY
         self._memory: IntArray = EMPTY
@@ -58,7 +58,11 @@ class LastFrames:
         self._frames.append(KeptFrame(data, ops, lost, encode(before, {}, {})))
         self._memory = open_allocations(self._memory, batch.memory)
         self._values = reusable_values(self._values, batch, self._updates)
-        self._track_steps(batch)
+        for mark in batch.steps:
+            if mark.begins:
+                self._steps.append(mark)
+            elif (at := matching_begin(self._steps, mark)) >= 0:
+                self._steps.pop(at)
         kept, dropped_bytes = self.ops, 0
         while len(self._frames) > 1 and kept - self._frames[0].ops >= self.count:
             first = self._frames.popleft()
@@ -66,14 +70,6 @@ class LastFrames:
             self.dropped += first.lost
             dropped_bytes += len(first.data)
         return dropped_bytes
-
-    def _track_steps(self, batch: Batch) -> None:
-        """Update which steps are open."""
-        for mark in batch.steps:
-            if mark.begins:
-                self._steps.append(mark)
-            elif (at := matching_begin(self._steps, mark)) >= 0:
-                self._steps.pop(at)
 
     def journal_frames(self, tables: Tables, operators: list[Any], flops: list[Any]) -> list[bytes]:
         """The frames of a journal that has only these, after one with all tables so far."""

@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from sightline.assemble.batch import Batch, Tables
@@ -45,15 +46,15 @@ from sightline.store.writer import PRIVATE, WholeColumns, save_columns
 from sightline.threads import start_thread
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session import Session
 
-#: A batch is written this often: a killed process loses what is younger.
+#: A batch is written this often: a killed process loses the rows that are younger.
 SECONDS: Final = 0.3
 #: SIGTERM ends the process so much later: time for the batch that is being recorded.
 GRACE_SECONDS: Final = 1.0
 #: A waiting thread checks this often that the thread it waits for is alive.
 _POLL_SECONDS: Final = 1.0
-_MAX_STALE: Final = 1 << 20  #: bytes of unneeded frames in a journal before it is rewritten
+_MAX_STALE: Final = 1 << 20  #: bytes of dropped frames in a journal before it is rewritten
 
 
 class _Job:
@@ -94,7 +95,7 @@ class StreamWriter:
     """Writes the batches of a session to disk, or keeps the last of them."""
 
     def __init__(
-        self, session: SessionBase, folder: Path | None, file: int, last: int | None, *,
+        self, session: Session, folder: Path | None, file: int, last: int | None, *,
         source: bool = True, environment: bool = True,
     ) -> None:  # fmt: skip
         self._session = session
@@ -105,7 +106,7 @@ class StreamWriter:
         self._lookups = JournalLookups(session)
         self._table_sizes: dict[str, int] = {}
         self._stale = 0  # bytes of the journal that ``last=`` no longer needs
-        self._rewritten = Dropped()  # what ``last=`` has dropped and the journal on disk no longer has either
+        self._rewritten = Dropped()  # dropped by ``last=``, and no longer in the journal on disk either
         self._open_ids: tuple[list[int], list[int]] = ([], [])
         self._bundle_error: str | None = None
         self._final: TraceData | None = None
@@ -115,14 +116,10 @@ class StreamWriter:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._finish_job: _Job | None = None
         self._stopped = False
-        self._begin()
-        self._thread = threading.Thread(target=self._run, name="sightline-stream-writer", daemon=True)
-
-    def _begin(self) -> None:
-        """Write the first frame, with everything known before the run."""
-        self._write(self._cutter.cut(), first=True)
+        self._write(self._cutter.cut(), first=True)  # everything known before the run
         if self._file is not None:
             self._file.publish()
+        self._thread = threading.Thread(target=self._run, name="sightline-stream-writer", daemon=True)
 
     def start(self) -> None:
         """Begin to take batches."""
@@ -157,15 +154,12 @@ class StreamWriter:
                     self._jobs.get(timeout=SECONDS).do()
                 except Empty:
                     crashed = self._session.has_crashed()
-                    self._take_batch()
+                    try:
+                        self._flush()
+                    except Exception as error:  # the run goes on
+                        self._session.note_fault(error)
                     if crashed:
                         self._session.note_written()
-
-    def _take_batch(self) -> None:
-        try:
-            self._flush()
-        except Exception as error:  # the run goes on
-            self._session.note_fault(error)
 
     def _run_job(self, job: _Job) -> Any:
         """Have the thread run a job, and wait for it."""
@@ -202,16 +196,27 @@ class StreamWriter:
 
     def _write(self, batch: Batch, first: bool = False) -> None:
         tables = self._tables(self._rewritten if self._file is not None else None)
-        operators, flops = self._new_lookups(batch, tables)
+        operators: list[Any] = []
+        flops: list[Any] = []
+        try:
+            operators, flops = self._lookups.new_entries(self._cutter.ops, batch, tables)
+        except Exception as error:  # without them the rows are written all the same
+            self._session.note_fault(error)
         more: dict[str, Any] = {"since": dict(self._table_sizes)}
         new_entries = new_table_rows(tables, self._table_sizes, operators, flops)
         if self._file is not None and self._save_options["source"]:
-            more["sources"] = self._new_sources(tables)
+            # The user's source files that are new: a killed process could not add them later.
+            new = dict.fromkeys(code.file for code in tables.codes if code.file not in self._sources)
+            self._sources.update(new)
+            sources = ((file, whole_source(file)) for file in new)
+            more["sources"] = [(file, text) for file, text in sources if text is not None]
         if first:
             more["first"] = constant_fields(tables)
-            more["environment"] = json_codec.dumps(
-                _environment(tables) if self._save_options["environment"] else {}
-            )
+            facts: Any = SimpleNamespace(
+                info=tables.info, metas=tables.metas
+            )  # all that `environment_of` reads
+            known = environment_of(facts) if self._save_options["environment"] else {}
+            more["environment"] = json_codec.dumps(known)
         frame = encode(batch, new_entries, tables.info, more)
         if self._file is not None:
             self._file.append(frame)
@@ -233,16 +238,8 @@ class StreamWriter:
     def _last_frames(self, last: LastFrames) -> list[bytes]:
         return last.journal_frames(self._tables(), *self._lookups.entries())
 
-    def _new_lookups(self, batch: Batch, tables: Tables) -> tuple[list[Any], list[Any]]:
-        """Lookups that recovering the journal needs; without them the rows are written all the same."""
-        try:
-            return self._lookups.new_entries(self._cutter.ops, batch, tables)
-        except Exception as error:
-            self._session.note_fault(error)
-            return [], []
-
     def _tables(self, dropped: Dropped | None = None) -> Tables:
-        """The small tables; ``dropped`` is what the rows beside them lack, by default all of ``last=``."""
+        """The small tables; ``dropped`` is missing in the rows beside them, by default all of ``last=``."""
         tables = self._snapshot.update()
         if self._last is not None:
             tables.info |= {"last": self._last.count, **(dropped or self._last.dropped).to_info()}
@@ -253,13 +250,6 @@ class StreamWriter:
             tables.info["faults"] = [*tables.info["faults"], error]
             tables.info["fault_count"] += 1
         return tables
-
-    def _new_sources(self, tables: Tables) -> list[tuple[str, str]]:
-        """The user's source files that are new: a killed process could not add them later."""
-        new = [code.file for code in tables.codes if code.file not in self._sources]
-        self._sources.update(new)
-        sources = ((file, whole_source(file)) for file in dict.fromkeys(new))
-        return [(file, text) for file, text in sources if text is not None]
 
     def release(self) -> None:
         """The finished recording has been handed over: its file is closed with the last that reads it."""
@@ -285,17 +275,16 @@ class StreamWriter:
         session = self._session
         store = None if session.captures is None else session.captures.store()
         with closing(self._journal()) as journal:
-            data, assembler = assemble_journal(journal, self._copy_tables(self._tables()), store)
+            tables = self._tables()
+            copied = replace(  # which does not grow with the recording
+                tables, operations=list(tables.operations), metas=list(tables.metas),
+                forms=list(tables.forms), places=list(tables.places), codes=list(tables.codes),
+                modules=list(tables.modules), files=dict(tables.files), schemas=dict(tables.schemas),
+                info=dict(tables.info),
+            )  # fmt: skip
+            data, assembler = assemble_journal(journal, copied, store)
         session.node_ops = assembler.node_ops()
         return data
-
-    def _copy_tables(self, tables: Tables) -> Tables:
-        """A copy of the tables that does not grow with the recording."""
-        return replace(
-            tables, operations=list(tables.operations), metas=list(tables.metas), forms=list(tables.forms),
-            places=list(tables.places), codes=list(tables.codes), modules=list(tables.modules),
-            files=dict(tables.files), schemas=dict(tables.schemas), info=dict(tables.info),
-        )  # fmt: skip
 
     def _journal(self) -> Journal:
         if self._last is not None:
@@ -330,7 +319,11 @@ class StreamWriter:
                     whole = self._in_memory() if self._last is not None else None
                     self._final = whole if self._file is None else self._save_bundle(self._file, whole)
                 except Exception as error:  # the trace is in memory: its faults say why there is no bundle
-                    self._bundle_error = self._failure_text(error)
+                    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                    left = "nothing of it is on disk"
+                    if self._file is not None and self._file.exists:
+                        left = f"{self._file.folder}/{JOURNAL} stays"
+                    self._bundle_error = f"No bundle was made: {reason.rstrip('.')}; {left}."
                     self._final = self._readable_part()
             finally:
                 self._stopped = True
@@ -341,7 +334,7 @@ class StreamWriter:
                     self._last.clear()
 
     def _readable_part(self) -> TraceData:
-        """The recording in memory; where batches contradict each other, what a reader of its journal gets."""
+        """The recording in memory; where batches contradict each other, as its journal reads."""
         try:
             return self._in_memory()
         except (Damage, *READ_ERRORS):
@@ -352,14 +345,6 @@ class StreamWriter:
             data.info["fault_count"] += 1
             del data.info["unfinished"]
             return data
-
-    def _failure_text(self, error: Exception) -> str:
-        """Why there is no bundle, and what there is instead."""
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        left = "nothing of it is on disk"
-        if self._file is not None and self._file.exists:
-            left = f"{self._file.folder}/{JOURNAL} stays"
-        return f"No bundle was made: {reason.rstrip('.')}; {left}."
 
     def _save_bundle(self, file: JournalFile, whole: TraceData | None) -> TraceData:
         """Write the bundle, from the journal or from ``whole``, and open it."""
@@ -384,13 +369,6 @@ class StreamWriter:
         if not self._save_options["source"]:  # on this machine the source files can still be read
             data.__dict__["source_lines"] = SourceFiles()
         return data
-
-
-def _environment(tables: Tables) -> dict[str, Any]:
-    class Data:
-        info, metas = tables.info, tables.metas
-
-    return environment_of(Data)  # type: ignore[arg-type]  # it reads only these two
 
 
 __all__ = ["StreamWriter"]

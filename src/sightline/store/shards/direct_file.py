@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from sightline.data.trace_data import Bytes
 
 PAGE: Final = 4096  #: positions in the file and addresses in memory are multiples of this
 _BOUNCE_BYTES: Final = 1 << 20
@@ -37,7 +36,7 @@ class DirectFile:
     def __init__(self, file: int, start: int) -> None:
         self._file = file
         self._position = start  # of the last page
-        self._rest: Bytes = np.zeros(0, dtype=np.uint8)  # what is in the last page, if that is not full
+        self._rest: Bytes = np.zeros(0, dtype=np.uint8)  # the bytes of the last page, if that is not full
         self._bounce: Bytes | None = None
 
     @classmethod
@@ -51,14 +50,16 @@ class DirectFile:
             return None
 
     def append(self, data: Bytes) -> None:
-        """Write bytes; after an error, what was appended before is still whole."""
+        """Write bytes; after an error, the bytes of earlier calls are still whole."""
         position, rest = self._position, self._rest
         if not rest.nbytes and address_of(data) % PAGE == 0:
             whole = data.nbytes & -PAGE
             self._write(data[:whole], position)
             position, data = position + whole, data[whole:]
         while data.nbytes:
-            pages = self._bounce_buffer()
+            if self._bounce is None:  # memory that begins at a page, for bytes that do not
+                self._bounce = np.frombuffer(mmap.mmap(-1, _BOUNCE_BYTES), dtype=np.uint8)
+            pages = self._bounce
             taken = min(data.nbytes, pages.nbytes - rest.nbytes)
             used = rest.nbytes + taken
             pages[: rest.nbytes] = rest
@@ -81,14 +82,8 @@ class DirectFile:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             pages, position = pages[written:], position + written
 
-    def _bounce_buffer(self) -> Bytes:
-        """Memory that begins at a page, for bytes that do not."""
-        if self._bounce is None:
-            self._bounce = np.frombuffer(mmap.mmap(-1, _BOUNCE_BYTES), dtype=np.uint8)
-        return self._bounce
-
 
 def address_of(data: Bytes) -> int:
-    """Where the bytes of an array begin in memory."""
+    """The address of an array's bytes in memory."""
     address: int = data.__array_interface__["data"][0]
     return address

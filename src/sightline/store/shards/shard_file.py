@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import os
-import stat
 import struct
 import time
 import zlib
@@ -25,16 +24,16 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.data.dtypes import STORED_SIZES, nbytes_of, stored_as
-from sightline.data.trace_data import ROLES, CaptureInfo
-from sightline.store.damage import Damage, damage_reported, quoted
-from sightline.store.shards.direct_file import PAGE, Bytes, DirectFile
+from sightline.data.trace_data import ROLES, Bytes, CaptureInfo
+from sightline.store.damage import Damage, damage_reported, quoted, require_regular_file
+from sightline.store.shards.direct_file import PAGE, DirectFile
 
 VERSION: Final = "1"
 SUFFIX: Final = ".safetensors"
 UNFINISHED: Final = ".part"  #: the end of every temporary name
 MAX_HEADER: Final = 100_000_000  #: the format's own limit
 
-#: What gives the CRC-32 of bytes; `zlib.crc32`, or a faster one.
+#: A function that returns the CRC-32 of bytes; `zlib.crc32`, or a faster one.
 Checksum = Callable[[memoryview], int]
 
 _HEAD: Final = f'{{"__metadata__":{{"sightline":"{VERSION}","captures":"['.encode()
@@ -60,13 +59,9 @@ def is_shard(name: str) -> bool:
 _quoted: Final = json.encoder.encode_basestring_ascii
 
 
-def _inside(value: str | bool | int | tuple[int, ...]) -> str:
-    """A value as JSON inside a JSON text."""
-    return str(value) if type(value) is int else _inside_text(value)
-
-
 @lru_cache(1024, typed=True)  # captures have most fields in common; True is not 1
 def _inside_text(value: str | bool | tuple[int, ...]) -> str:
+    """A value as JSON inside a JSON text."""
     return _quoted(json.dumps(value, separators=(",", ":")))[1:-1]
 
 
@@ -85,7 +80,10 @@ class TensorDescription:
         """The description of a capture; ``order`` is its number among the captures of all shards."""
         stored, shape = stored_as(info.dtype, info.shape, nbytes)
         entry = f'{_quoted(info.key)}:{{"dtype":"{stored}","shape":{list(shape)},"data_offsets":'
-        fields = [f'\\"{name}\\":{_inside(getattr(info, name))}' for name in _FIELDS]
+        values = [(name, getattr(info, name)) for name in _FIELDS]
+        fields = [
+            f'\\"{name}\\":{value if type(value) is int else _inside_text(value)}' for name, value in values
+        ]
         capture = f'{{{",".join(fields)},\\"order\\":{order}}}'
         return cls(info.key, nbytes, STORED_SIZES[stored], entry.encode("ascii"), capture.encode("ascii"))
 
@@ -131,7 +129,9 @@ class ShardFile:
         self._direct: DirectFile | None = None
         self._temporary = path.with_name(f".{path.name}{UNFINISHED}")
         # Unbuffered: arrays are written without a copy, and a forked child has nothing to flush.
-        self._file = open(self._temporary, "wb", 0, opener=_private)  # noqa: SIM115  # closed by finish or discard
+        self._file = open(  # noqa: SIM115  # closed by finish or discard
+            self._temporary, "wb", 0, opener=lambda path, flags: os.open(path, flags, 0o600)
+        )
         try:
             # Written, not skipped: a disk that fills up later still has space for the header.
             write_all(self._file, memoryview(bytes(self._start)))
@@ -149,7 +149,13 @@ class ShardFile:
         """Write a tensor; on an error its bytes are removed again."""
         data = np.ascontiguousarray(data).reshape(-1)
         try:
-            if self._direct is None or not self._append(self._direct, data):
+            if self._direct is not None:
+                try:
+                    self._direct.append(data)
+                except OSError:  # this shard goes on through the page cache
+                    self._close_direct()
+                    self._file.seek(self._start + self.size)
+            if self._direct is None:
                 write_all(self._file, data.data)
         except BaseException:
             self._file.seek(self._start + self.size)
@@ -161,16 +167,6 @@ class ShardFile:
         self._captures.append(tensor.capture[:-1] + _SUM % self._checksum(data.data))
         self.header_size += tensor.header_size
         self.size = end
-
-    def _append(self, direct: DirectFile, data: Bytes) -> bool:
-        """Write past the page cache; False if that fails, and then this shard goes on without."""
-        try:
-            direct.append(data)
-        except OSError:
-            self._close_direct()
-            self._file.seek(self._start + self.size)
-            return False
-        return True
 
     def _close_direct(self) -> None:
         if self._direct is not None:
@@ -203,11 +199,6 @@ class ShardFile:
         self._temporary.unlink(missing_ok=True)
 
 
-def _private(path: str, flags: int) -> int:
-    """Open a file that only its owner may read."""
-    return os.open(path, flags, 0o600)
-
-
 def write_all(file: Any, view: memoryview) -> None:
     """Write every byte; a raw file may take fewer at a time."""
     while view.nbytes:
@@ -228,9 +219,22 @@ class Shard:
 def read_shard(path: Path) -> Shard:
     """Read and check the header of a shard; a damaged one raises one clear error."""
     with damage_reported(path):
-        header, start, size = _read_header(path)
-        spans = _spans(header, size)
+        require_regular_file(path)
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < 8:
+                raise Damage(f"it has {size} bytes, too few for a header")
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > MAX_HEADER:
+                raise Damage(f"it claims a header of {length} bytes, more than the {MAX_HEADER} allowed")
+            if length > size - 8:
+                raise Damage(f"it claims a header of {length} bytes, but has only {size - 8}")
+            header = _parse(file.read(length), "its header")
+        if not isinstance(header, dict):
+            raise Damage("its header is not a JSON object")
+        spans = _spans(header, size - 8 - length)
         captures, orders, sums = _captures(header, spans)
+    start = 8 + length
     absolute = {key: (start + begin, start + end) for key, (_, _, begin, end) in spans.items()}
     return Shard(path, absolute, captures, orders, sums)
 
@@ -238,43 +242,36 @@ def read_shard(path: Path) -> Shard:
 Span = tuple[str, tuple[int, ...], int, int]  # dtype, shape, begin, end
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """The header, where the bytes of the tensors start, and how many there are."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise Damage("it is not a regular file")  # opening a pipe would block
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < 8:
-            raise Damage(f"it has {size} bytes, too few for a header")
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > MAX_HEADER:
-            raise Damage(f"it claims a header of {length} bytes, more than the {MAX_HEADER} allowed")
-        if length > size - 8:
-            raise Damage(f"it claims a header of {length} bytes, but has only {size - 8}")
-        header = _parse(file.read(length), "its header")
-    if not isinstance(header, dict):
-        raise Damage("its header is not a JSON object")
-    return header, 8 + length, size - 8 - length
-
-
-def _parse(text: bytes | str, what: str) -> Any:
+def _parse(text: bytes | str, label: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, absurd numbers, absurd nesting
-        raise Damage(f"{what} is not valid JSON ({type(error).__name__})") from None
+        raise Damage(f"{label} is not valid JSON ({type(error).__name__})") from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     items = dict(pairs)
     if len(items) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise Damage(f"{quoted(twice)} is there twice")
+        raise Damage(f"{quoted(twice)} appears twice")
     return items
 
 
 def _spans(header: dict[str, Any], size: int) -> dict[str, Span]:
     """Every tensor of the header; they must fill the file, each with the bytes its shape needs."""
-    spans = {key: _span(key, entry) for key, entry in header.items() if key != "__metadata__"}
+    spans: dict[str, Span] = {}
+    for key, entry in header.items():
+        if key == "__metadata__":
+            continue
+        fields = entry if isinstance(entry, dict) else {}
+        dtype, shape, offsets = (fields.get(name, "") for name in ("dtype", "shape", "data_offsets"))
+        if not isinstance(dtype, str) or not _is_sizes(shape) or not _is_sizes(offsets):
+            raise Damage(f"{quoted(key)} is not described by a dtype, a shape and offsets")
+        if dtype not in STORED_SIZES:
+            raise Damage(f"{quoted(key)} has the unknown dtype {quoted(dtype)}")
+        if len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise Damage(f"{quoted(key)} has invalid offsets")
+        spans[key] = (dtype, tuple(shape), offsets[0], offsets[1])
     reached = 0
     for key, (dtype, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
         if end > size:
@@ -288,18 +285,6 @@ def _spans(header: dict[str, Any], size: int) -> dict[str, Span]:
     if reached != size:
         raise Damage(f"{size - reached} bytes belong to no tensor")
     return spans
-
-
-def _span(key: str, entry: Any) -> Span:
-    fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = (fields.get(name, "") for name in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or not _is_sizes(shape) or not _is_sizes(offsets):
-        raise Damage(f"{quoted(key)} is not described by a dtype, a shape and offsets")
-    if dtype not in STORED_SIZES:
-        raise Damage(f"{quoted(key)} has the unknown dtype {quoted(dtype)}")
-    if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise Damage(f"{quoted(key)} has offsets that are no range")
-    return dtype, tuple(shape), offsets[0], offsets[1]
 
 
 def _captures(
@@ -337,7 +322,7 @@ def _captures(
 def _capture(row: Any) -> tuple[CaptureInfo, int]:
     """A capture and its number from JSON; fields that a later version added are ignored."""
     if not isinstance(row, dict) or not _is_size(row.get("order")):
-        raise Damage("its list of captures has an entry that is none")
+        raise Damage("its list of captures has an invalid entry")
     values = {}
     for field in dataclasses.fields(CaptureInfo):
         if field.name not in row:

@@ -92,31 +92,31 @@ class ShardStore:
 
     def _file_names(self) -> list[str]:
         try:
-            return sorted((name for name in os.listdir(self._folder) if is_shard(name)), key=_number)
+            names = [name for name in os.listdir(self._folder) if is_shard(name)]
+            return sorted(names, key=lambda name: int(name.partition(".")[0]))
         except OSError as error:
             raise DamagedFile(f"{self._folder} cannot be read: {error.strerror or error}.") from error
 
     @cached_property
     def _shards(self) -> list[Shard]:
-        shards = [shard for name in self._file_names() if (shard := self._read_shard(name)) is not None]
+        shards: list[Shard] = []
         shard_of: dict[str, Shard] = {}
-        for shard in shards:
+        for name in self._file_names():
+            try:
+                shard = read_shard(self._folder / name)
+            except DamagedFile:
+                if not self._lenient:
+                    raise
+                self._damaged.append(name)
+                continue
             twice = next((key for key in shard.spans if key in shard_of), None)
             if twice is not None:
                 raise DamagedFile(
                     f"{shard.path} is damaged: {twice[:60]!r} is also in {shard_of[twice].path.name}."
                 )
             shard_of.update(dict.fromkeys(shard.spans, shard))
+            shards.append(shard)
         return shards
-
-    def _read_shard(self, name: str) -> Shard | None:
-        try:
-            return read_shard(self._folder / name)
-        except DamagedFile:
-            if not self._lenient:
-                raise
-            self._damaged.append(name)
-            return None
 
     @cached_property
     def _shard_of(self) -> dict[str, Shard]:
@@ -135,7 +135,3 @@ class ShardStore:
                 raise DamagedFile(f"{shard.path} is damaged: it was cut short after it was opened.")
             self._mapped[shard.path] = mapped
         return mapped
-
-
-def _number(name: str) -> int:
-    return int(name.partition(".")[0])

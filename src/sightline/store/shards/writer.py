@@ -22,16 +22,16 @@ from typing import Final, Literal, Self
 import numpy as np
 
 from sightline.data.dtypes import nbytes_of
-from sightline.data.trace_data import CaptureInfo
+from sightline.data.trace_data import Bytes, CaptureInfo
 from sightline.errors import CaptureError, UsageError
 from sightline.options import one_of
-from sightline.store.shards.direct_file import PAGE, Bytes
+from sightline.store.shards.direct_file import PAGE
 from sightline.store.shards.file_names import FileNames
 from sightline.store.shards.shard_file import UNFINISHED, Checksum, ShardFile, TensorDescription, shard_name
 from sightline.threads import start_thread
 
 MIB: Final = 1 << 20
-#: A shard is finished at this age: a killed process loses what is younger.
+#: A shard is finished at this age: a killed process loses the tensors of younger ones.
 SHARD_SECONDS: Final = 0.5
 _LONGEST_HEADER: Final = 4 * MIB
 #: The thread is woken for so many bytes, and otherwise waits a little: waking for each tensor slows the run.
@@ -73,7 +73,19 @@ class ShardWriter:
         for name, number in (("queue_bytes", queue_bytes), ("shard_bytes", shard_bytes)):
             if number < 1:
                 raise UsageError(f"{name}={number!r} must be a whole number from 1 up.")
-        _check_folder(folder)
+        probe = folder / f".probe{UNFINISHED}"
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            probe.write_bytes(b"")
+            probe.unlink()
+            others = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        except OSError as error:
+            why = error.strerror or error
+            raise CaptureError(f"No tensors can be written to {folder}: {why}.") from error
+        if others:
+            raise CaptureError(
+                f"{folder} already holds {others[0]!r}: tensors are written to an empty folder."
+            )
         self._names = FileNames(folder)
         self._worker = _Worker(folder, queue_bytes, shard_bytes, checksum, stops=on_error == "raise")
         # The thread refers only to the worker, so a writer without references is collected, and closed by
@@ -120,7 +132,7 @@ class ShardWriter:
 
     @property
     def failures(self) -> int:
-        """How many tensors and files were not written."""
+        """The number of tensors and files that were not written."""
         return self._worker.failures
 
     @property
@@ -186,7 +198,7 @@ class _File:
 class _Flush:
     done: SimpleQueue[None]  #: gets one entry when everything before is written
     nbytes: int = 0
-    text: str = "what came before"
+    text: str = "the queue"
     names: tuple[str, ...] = ()
 
 
@@ -244,9 +256,13 @@ class _Worker:
             room.get()
 
     def _queue_or_wait(self, item: _Item) -> SimpleQueue[None] | None:
-        """Queue an item if there is room for it; else what gets an entry when there may be."""
+        """Queue an item if there is room for it; else a queue that gets an entry when there may be."""
         with self._lock:
-            self._check_open()
+            if self._closing:
+                raise CaptureError(
+                    f"The writer of {self._folder} is closed: no more tensors can be put into it."
+                )
+            self.raise_fault()
             if self._unwritten and self._unwritten + item.nbytes > self._queue_bytes:
                 self._wake()
                 room: SimpleQueue[None] = SimpleQueue()
@@ -305,17 +321,16 @@ class _Worker:
             self._raised = True
             raise CaptureError(str(self.fault)) from self.fault.__cause__
 
-    def _check_open(self) -> None:
-        if self._closing:
-            raise CaptureError(f"The writer of {self._folder} is closed: no more tensors can be put into it.")
-        self.raise_fault()
-
     def _refuse(self, item: _Tensor) -> bool:
         """Whether a tensor has a key that no shard can hold; that counts as a failure."""
         key, lost = item.key, item.names
         if key in self._keys:
             why, lost = "its key was used before", ()  # the first tensor of this key is written
-        elif not key or key == "__metadata__" or _has_surrogates(key):
+        elif (
+            not key
+            or key == "__metadata__"
+            or (not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key))
+        ):
             why = "its key cannot be a name in a file"
         else:
             self._keys.add(key)
@@ -324,14 +339,14 @@ class _Worker:
         self.raise_fault()
         return True
 
-    def _fail(self, what: str, error: BaseException, lost: Collection[str]) -> None:
+    def _fail(self, item: str, error: BaseException, lost: Collection[str]) -> None:
         with self._lock:
             self.failures += max(len(lost), 1)
             self.lost |= frozenset(lost)
             if self.fault is None:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 why = why or type(error).__name__
-                self.fault = CaptureError(f"{self._folder}: {what} could not be written: {why.rstrip('.')}.")
+                self.fault = CaptureError(f"{self._folder}: {item} could not be written: {why.rstrip('.')}.")
                 self.fault.__cause__ = error
 
     # The following methods run in the thread.
@@ -356,7 +371,10 @@ class _Worker:
         """The queue, when it is long enough or a shard is due to be finished; None at the end."""
         with self._lock:
             while not self._closing and not self._urgent:
-                seconds = self._seconds_left()
+                seconds = _BATCH_SECONDS if self._queue else None
+                if self._shards:  # items that are queued until then go into them
+                    opened = min(shard.opened for shard in self._shards.values())
+                    seconds = opened + SHARD_SECONDS - time.monotonic()
                 self._sleeping = seconds is None
                 if (seconds is not None and seconds <= 0) or not self._work.wait(seconds):
                     break
@@ -365,13 +383,6 @@ class _Worker:
             items, self._queue = self._queue, deque()
             self._queued, self._urgent, self._sleeping = 0, False, False
             return items
-
-    def _seconds_left(self) -> float | None:
-        """How long the queue and the shards may wait; None if both are empty."""
-        if self._shards:  # what is queued until then goes into them
-            opened = min(shard.opened for shard in self._shards.values())
-            return opened + SHARD_SECONDS - time.monotonic()
-        return _BATCH_SECONDS if self._queue else None
 
     def _handle(self, item: _Item) -> None:
         if isinstance(item, _Flush):
@@ -382,17 +393,29 @@ class _Worker:
             self._fail(item.text, self.fault, item.names)  # only counted: the first fault stops the run
             return
         try:
-            if isinstance(item, _File):
-                self._write_file(item)
-            else:
+            if isinstance(item, _Tensor):
                 self._write_tensor(item)
+                return
+            temporary = self._folder / f".file{UNFINISHED}"  # one at a time: only this thread writes
+            try:
+                item.write(temporary)
+                os.replace(temporary, self._folder / item.name)
+            finally:
+                temporary.unlink(missing_ok=True)
+            self.written += item.nbytes
         except BaseException as error:  # noqa: BLE001  # raised in the run's thread
             self._fail(item.text, error, item.names)
 
     def _write_tensor(self, item: _Tensor) -> None:
-        data = item.data() if callable(item.data) else item.data
-        _check_bytes(data, item.info)
-        tensor = TensorDescription.of(item.info, data.nbytes, self._next_order)
+        data, info = item.data() if callable(item.data) else item.data, item.info
+        given: object = data  # a caller may ignore the annotation
+        if not isinstance(given, np.ndarray) or data.dtype != np.uint8 or not data.flags.c_contiguous:
+            raise TypeError("its bytes are not a contiguous numpy array of uint8")
+        expected = nbytes_of(info.dtype, info.shape)
+        if expected not in (None, data.nbytes):
+            shape = list(info.shape)
+            raise ValueError(f"it has {data.nbytes} bytes, not the {expected} of {info.dtype} {shape}")
+        tensor = TensorDescription.of(info, data.nbytes, self._next_order)
         kind = (tensor.alignment, data.nbytes >= DIRECT_BYTES)
         shard = self._shards.get(kind)
         if shard is not None and not shard.room_for(tensor):
@@ -410,15 +433,6 @@ class _Worker:
         if shard.size >= self._shard_bytes:
             self._finish(kind)
 
-    def _write_file(self, item: _File) -> None:
-        temporary = self._folder / f".file{UNFINISHED}"  # one at a time: only this thread writes
-        try:
-            item.write(temporary)
-            os.replace(temporary, self._folder / item.name)
-        finally:
-            temporary.unlink(missing_ok=True)
-        self.written += item.nbytes
-
     def _finish_shards(self, older_than: float = -1.0) -> None:
         now = time.monotonic()
         for kind, shard in list(self._shards.items()):
@@ -434,29 +448,3 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001  # the thread must go on: others wait for it
             self.written -= shard.size
             self._fail(f"the shard {shard.path.name!r}", error, shard.keys)
-
-
-def _has_surrogates(key: str) -> bool:
-    return not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key)
-
-
-def _check_folder(folder: Path) -> None:
-    """Create the folder; refuse one that cannot be written to or is not empty."""
-    probe = folder / f".probe{UNFINISHED}"
-    try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError as error:
-        raise CaptureError(f"No tensors can be written to {folder}: {error.strerror or error}.") from error
-    if names:
-        raise CaptureError(f"{folder} already holds {names[0]!r}: tensors are written to an empty folder.")
-
-
-def _check_bytes(data: object, info: CaptureInfo) -> None:
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.flags.c_contiguous:
-        raise TypeError("its bytes are not a contiguous numpy array of uint8")
-    expected = nbytes_of(info.dtype, info.shape)
-    if expected not in (None, data.nbytes):
-        raise ValueError(f"it has {data.nbytes} bytes, not the {expected} of {info.dtype} {list(info.shape)}")

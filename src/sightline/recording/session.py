@@ -1,10 +1,11 @@
-"""The state of a recording in progress that both engines share: names, faults, steps, observers."""
+"""A recording in progress: the state that both engines share, and the methods that each has of its own."""
 
 from __future__ import annotations
 
 import time
 import weakref
 import zlib
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -66,10 +67,10 @@ class HandlerOverhead:
     api: int
 
 
-class SessionBase:
-    """The mutable state behind one `sightline.data` that both engines share."""
+class Session(ABC):
+    """One recording in progress; each engine has a subclass, which sees the ops and writes the rows."""
 
-    engine: ClassVar = "python"
+    engine: ClassVar[str]
     modules: Modules
     arguments: Arguments
     values: TensorRegistry
@@ -102,10 +103,10 @@ class SessionBase:
         self.exception: str | None = None
         self.compiled = "opaque"
         self.time = "host"
-        self.device_work = NO_WORK  #: what devices did; set when the recording stops
+        self.device_work = NO_WORK  #: the work of devices; set when the recording stops
         self.compilations = 0  #: how many regions Dynamo has compiled meanwhile
         self.compile_time = 0  #: nanoseconds that took
-        self.engine_reason = ""  #: why the plain engine records though nobody asked for it
+        self.engine_reason = ""  #: why the plain engine records though it was not requested
         self.unrecorded_calls = 0  #: of modules, on threads that nothing records
         self.unrecorded_module = ""  #: the class of the first of them
         self.first_sequence = sequence_number()
@@ -120,33 +121,33 @@ class SessionBase:
         """The observer whose statistics go into the trace; a check includes those of ``stats=``."""
         return self.statistics if self.check is None else self.check
 
-    # -- what each engine does in its own way ----------------------------------------------------------
+    # -- the methods of each engine ------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def threads(self) -> int:
         """How many threads have run recorded code."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def handler_overhead(self) -> HandlerOverhead:
         """The time torch adds to an op or call for handing it to the recorder."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def ident(self) -> int:
         """The thread it was started on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``.
 
-        What runs inside its ``closure``, a function of this code, is not part of the update.
+        The ops inside its ``closure``, a function of this code, are not part of the update.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def end_optimizer_step(self) -> None:
         """The optimizer has stepped."""
-        raise NotImplementedError
 
     def termination_delayed(self, seconds: float) -> AbstractContextManager[None]:
         """A block in which SIGTERM, an abort or a crash ends the process so much later at most.
@@ -159,36 +160,49 @@ class SessionBase:
         """Whether a thread has crashed, and waits for the last batch before it ends the process."""
         return False
 
+    @abstractmethod
     def note_written(self) -> None:
         """The last batch after a crash is written."""
 
+    @abstractmethod
     def exclude_time(self, duration: int) -> None:
-        """Do not count so many nanoseconds in the durations of what is open on this thread."""
-        raise NotImplementedError
+        """Leave so many nanoseconds out of the durations of the ops and calls open on this thread."""
 
+    @abstractmethod
     def context(self) -> tuple[list[int], int]:
         """The modules whose calls are open on this thread, outermost first, and the phase."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next_id(self) -> int:
         """A number in the order of ops and calls."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_rows(self) -> tuple[IntArray, IntArray]:
         """Rows of the ops and calls that have begun and not ended."""
-        raise NotImplementedError
 
+    @abstractmethod
+    def halt(self) -> None:
+        """Record nothing more, on any thread."""
+
+    def stop_in_fork(self) -> None:
+        """Stop in a forked process, which reads nothing: the stream writer and its file are the parent's."""
+        self.halt()
+        if self.stream_writer is not None:
+            self.stream_writer.abandon()
+
+    @abstractmethod
     def finish(self) -> None:
-        """After the stop: close what is still open, and read what must be read while the model lives."""
-        raise NotImplementedError
+        """After the stop: close open calls, and read the modules while the model lives."""
 
     def take_pending_error(self) -> BaseException | None:
         """An observer's error that came too late to stop the run."""
         return None
 
+    @abstractmethod
     def release(self) -> None:
         """Free what the engine holds: nothing more will be read from it."""
 
+    @abstractmethod
     def abandon(self) -> None:
         """Free what the engine holds: the recording will never begin."""
 
@@ -200,25 +214,27 @@ class SessionBase:
         """A store for the statistics of tensors in CPU memory."""
         return StatisticsBuffer()
 
+    @abstractmethod
     def written(self) -> int:
         """How much has been written for ops and calls, and how many are open."""
-        raise NotImplementedError
 
     def progress(self) -> tuple[int, int, bool]:
         """A state that differs once anything more was recorded, or the recording has ended."""
         return self.written(), 0 if self.captures is None else len(self.captures.infos), self.running
 
+    @abstractmethod
     def refresh(self) -> None:
         """Read back the small tables that the engine keeps elsewhere."""
 
+    @abstractmethod
     def note_error(self, error: BaseException) -> None:
         """An exception is leaving the block."""
 
+    @abstractmethod
     def raised_by(self, error: BaseException) -> bool:
         """Whether an exception came out of the last op that failed."""
-        raise NotImplementedError
 
-    # -- what a tensor is that no recorded op made ------------------------------------------------------
+    # -- tensors that no recorded op made ------------------------------------------------------------------
 
     def explain(self, tensor: Any) -> tuple[int, str, int]:
         """Kind, name and producer of a tensor seen for the first time."""
@@ -238,7 +254,7 @@ class SessionBase:
         name = variable_name(tensor)
         if name:
             return KIND["constant"], name, -1
-        if self.level == "api":  # what runs in a backward pass shows only as the modules it calls
+        if self.level == "api":  # a backward pass shows only as the modules it calls
             return (ACTIVATION if in_backward() else EXTERNAL), "", -1
         # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
         constant = tensor.dim() == 0 and not tensor.requires_grad
@@ -289,13 +305,13 @@ class SessionBase:
     # -- names -----------------------------------------------------------------------------------------
 
     def forget(self, tensor: Any) -> Any:
-        """Drop all weak references to a tensor; what is returned restores them with `restore`."""
+        """Drop all weak references to a tensor; returns the entries that `restore` puts back."""
         self.before_region.pop(id(tensor), None)
         existed = self.check is not None and self.check.forget(tensor)
         return self.values.forget(tensor), self.modules.forget(tensor), existed
 
     def restore(self, tensor: Any, entries: Any) -> None:
-        """Give a tensor the value and names that `forget` returned, whatever it looks like by now."""
+        """Give a tensor the value and names that `forget` returned, whatever its memory and layout are."""
         value, names, existed = entries
         if value is not None:
             self.values.rebind(tensor, value)
