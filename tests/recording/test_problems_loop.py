@@ -245,9 +245,8 @@ def test_losses_that_are_kept_are_counted_by_steps_not_by_optimizers() -> None:
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
     with sl.trace() as t:
         for _ in range(STEPS):
-            for each, optimizer in zip((first, second), optimizers, strict=True):
-                loss = healthy(each, optimizer, 0)
-            kept.append(loss)
+            healthy(first, optimizers[0], 0)
+            kept.append(healthy(second, optimizers[1], 0))
     (title,) = [problem.title for problem in found(t) if problem.kind == "graph-kept"]
     assert title.endswith(f" is kept with its graph in {STEPS} steps")
 
