@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sightline.analysis.nonfinite import NonFiniteOp, findings, first_nonfinite
-from sightline.analysis.nonfinite_spread import reached_from
+from sightline.analysis.nonfinite import NonFiniteOp, carriers, findings, first_nonfinite
+from sightline.analysis.nonfinite_spread import Spread
 from sightline.api import Trace
 from tests.builders import TraceBuilder, make_trace
 from tests.measured import FINE, INFS, NANS, measured
@@ -225,7 +225,21 @@ def test_where_it_went() -> None:
     y = b.op("exp", x, out=(2,))
     b.op("exp", b.value(2), out=(2,))
     z = b.op("neg", y, out=(2,))
-    assert reached_from(b.build().index, int(x)) == {int(y), int(z)}
+    b.op("where", z, out=(2,))
+    bad = {each: {"nans": 1} for each in (x, y, z)}
+    assert carriers(measured(b.build(), bad | {z + 1: FINE}).index, int(x)) == {int(x), int(y), int(z)}
+
+
+def test_an_op_that_reads_only_the_shape_passes_nothing_on() -> None:
+    b = TraceBuilder()
+    loss = b.op("mse_loss", b.value(2), out=())
+    ones = b.op("ones_like", loss, out=())
+    grad = b.op("mm", ones, out=(2,), phase="backward")
+    data = measured(b.build(), {loss: {"infs": 1}, ones: FINE, grad: {"infs": 2}})
+    assert carriers(data.index, int(loss)) == {int(loss)}
+    first, second = findings(data.index)
+    assert (first.op.name, second.op.name) == ("mse_loss", "mm")
+    assert not Spread(data.index, first).includes(second)
 
 
 def test_nothing_measured_nothing_found() -> None:

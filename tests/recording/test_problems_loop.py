@@ -217,6 +217,40 @@ def test_a_scheduler_before_its_optimizer(early: bool) -> None:
     assert kinds(t) == (["scheduler"] if early else [])
 
 
+@pytest.mark.parametrize("after", [True, False])
+@pytest.mark.parametrize("divided", [True, False])
+def test_a_sum_of_losses_is_over_as_many_steps_as_ran(after: bool, divided: bool) -> None:
+    total: Any = 0.0
+
+    def summing(model: nn.Module, optimizer: Any, number: int) -> None:
+        nonlocal total
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        total = total if after else total + loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = total + loss if after else total
+        if divided and number == STEPS - 1:
+            (total / STEPS).item()
+
+    t = looped(summing)
+    titles = [problem.title for problem in found(t) if problem.kind == "graph-grows"]
+    assert titles == [f"+ sums up what still has its graph, over {STEPS} steps"]
+
+
+def test_losses_that_are_kept_are_counted_by_steps_not_by_optimizers() -> None:
+    kept = []
+    first, second = Net(), Net()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
+    with sl.trace() as t:
+        for _ in range(STEPS):
+            healthy(first, optimizers[0], 0)
+            kept.append(healthy(second, optimizers[1], 0))
+    (title,) = [problem.title for problem in found(t) if problem.kind == "graph-kept"]
+    assert title.endswith(f" is kept with its graph in {STEPS} steps")
+
+
 def test_a_rate_of_zero_and_a_warm_up_that_begins_there() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.analysis.problems import Severity
+from sightline.analysis.problems.broadcasts import _has_features
+from sightline.analysis.problems.context import ProblemContext
+from sightline.notation import number_text
 from tests.recording.engines import NATIVE
 from tests.recording.problematic import BATCH, STATS, Calls, Regression, found, kinds, only, trained
 
@@ -322,3 +326,50 @@ def test_zero_initialised_branches_dropout_and_small_outputs_are_healthy() -> No
             return result
 
     assert kinds(trained(Adapter(), stats=STATS)) == []
+
+
+def test_a_loss_that_diverges_until_it_is_infinite() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+    x, y = torch.randn(64, 10), torch.randn(64, 1)
+    losses = []
+    with sl.trace(model, stats=True) as t:
+        for _ in range(8):
+            loss = F.mse_loss(model(x), y * 9)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    bad = next(at for at, number in enumerate(losses) if not math.isfinite(number))
+    first, *others = found(t)
+    assert first.kind == "diverging-loss"
+    assert first.title == (
+        f"the loss grows from {number_text(losses[0])} in step 0 to {number_text(losses[bad - 1])} in step "
+        f"{bad - 1} and is {'NaN' if math.isnan(losses[bad]) else 'infinite'} in step {bad}"
+    )
+    texts = {problem.title.split(" ")[0]: problem.why for problem in others}
+    assert "the weights are lost" not in texts["mse_loss"]  # no gradient is computed from the loss's number
+    assert any("the weights are lost" in text for text in texts.values())
+
+
+def test_an_infinity_that_is_chosen_away_is_no_pointer() -> None:
+    x = torch.arange(4.0)
+    with sl.trace(stats=True) as t:
+        bucket = torch.log(x) / 3
+        torch.where(x < 1, x, bucket).sum().item()
+    assert kinds(t) == []
+    assert "1 with Inf" not in str(t).replace("2 with Inf, as given, meant or discarded", "")
+    assert "nonfinite" not in str(t)
+
+
+def test_a_matrix_multiplication_without_weights_has_no_features() -> None:
+    model, scale = nn.Linear(4, 4), torch.randn(4, 4)
+    with sl.trace(model) as t:
+        model.weight.sum()  # the first value of the recording is a parameter
+        wide = torch.mm(scale, scale.clone())
+        wide - torch.randn(4, 3).mean(-1)
+    context = ProblemContext(t.index)
+    op = next(op.id for op in t.ops if op.name.startswith("mm"))
+    assert context.kind(0) == "parameter"
+    assert not _has_features(context, context.outputs(op)[0])

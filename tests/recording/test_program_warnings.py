@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._logging._internal import hide_warnings
 
 import sightline as sl
 from tests.recording.engines import BOTH_ENGINES, EVERY_WAY, options
@@ -125,6 +126,39 @@ def test_a_function_of_the_user_that_shows_warnings_still_does(monkeypatch: pyte
     assert [row[1] for row in t.info["warnings"]] == ["this is odd"]
 
 
+@BOTH_ENGINES
+def test_one_that_is_only_collected_inside_was_not_shown(engine: Any) -> None:
+    with warnings.catch_warnings(record=True) as around:
+        warnings.simplefilter("always")
+        with sl.trace(engine=engine) as t:
+            with warnings.catch_warnings(record=True) as inside:
+                warnings.simplefilter("always")
+                odd(torch.ones(1))
+            assert len(inside) == 1
+            warnings.warn(str(inside[0].message), UserWarning, stacklevel=1)  # now it is
+    assert [each.category for each in around] == [UserWarning]
+    assert [row[:2] for row in t.info["warnings"]] == [["UserWarning", "this is odd"]]
+
+
+def test_a_function_installed_inside_is_given_what_is_shown() -> None:
+    seen: list[Any] = []
+    with warnings.catch_warnings(), sl.trace() as t:
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_: seen.append(str(message))
+        odd(torch.ones(1))
+    assert seen == ["this is odd"]
+    assert [row[1] for row in t.info["warnings"]] == ["this is odd"]
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_one_that_a_filter_of_torch_drops_was_not_shown(hidden: bool) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with sl.trace() as t, hide_warnings(lambda *_: not hidden):
+            odd(torch.ones(1))
+    assert len(shown) == len(t.info["warnings"]) == (not hidden)
+
+
 def test_a_replacement_that_was_installed_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     real = warnings._showwarnmsg  # type: ignore[attr-defined]  # what C calls
     try:
@@ -149,6 +183,19 @@ def test_a_problem_at_the_same_line_explains_it() -> None:
         F.mse_loss(model(torch.ones(6, 4)), torch.ones(6)).backward()
     assert len(shown) == len(t.info["warnings"]) == 1
     assert kinds(t) == ["broadcast"]
+
+
+def test_a_problem_of_another_call_at_the_line_explains_nothing() -> None:
+    model = torch.nn.Linear(4, 1)
+    with warnings.catch_warnings(record=True), sl.trace(model) as t:
+        warnings.simplefilter("always")
+        # fmt: off
+        loss = F.mse_loss(model(torch.ones(6, 4)), torch.ones(6)); F.softmax(loss.expand(2)); odd(loss)  # noqa: E702
+        # fmt: on
+        loss.backward()
+    assert [problem.title[:26] for problem in found(t)] == [
+        "F.mse_loss of f32[6, 1] an", "UserWarning during F.softm", "RuntimeWarning: this is od",
+    ]  # fmt: skip
 
 
 def test_a_deprecation_is_a_note_and_a_step_has_its_own() -> None:

@@ -14,6 +14,7 @@ from tests.truth.ground_truth import Call, Truth
 from tests.truth.screens import Table
 from tests.truth.shapes import check_shapes
 
+_MADE_ANEW = re.compile(r"(?P<type>\w+) ×(?P<count>\d+)")
 _NAME = re.compile(
     r"(?P<name>[^\s(]+)(?: … (?P<last>[^\s(]+))?(?: \((?P<type>[^\s)…]+)(?P<cut>…)?(?: ×(?P<count>\d+))?\)?)?"
 )
@@ -62,6 +63,11 @@ class ModuleTruth:
 
     def resolve(self, auditor: Auditor, text: str, above: Sequence[Row]) -> Row | None:
         """The modules that a name in a row stands for."""
+        anew = _MADE_ANEW.fullmatch(text) if not above else None
+        if anew is not None:
+            same = [root for root in self.truth.roots if type(root).__name__ == anew["type"]]
+            auditor.equal(int(anew["count"]), len(same), "number of modules", text)
+            return Row(0, tuple(same), None)
         match = _NAME.fullmatch(text)
         if match is None:
             auditor.unknown(text)

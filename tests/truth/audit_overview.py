@@ -18,7 +18,9 @@ from tests.truth.screens import Screen, Table, screen
 
 _HEAD = re.compile(r"(?P<name>.+?)  torch (?P<torch>\S+) · (?P<rest>.+) · (?P<time>[^·]+)")
 _OPS = re.compile(r"(?P<total>[\d,]+) (?:\((?P<parts>.+)\)|(?P<phase>\w+))")
-_MODULES = re.compile(r"(?P<modules>[\d,]+) called, (?P<calls>[\d,]+) calls?")
+_MODULES = re.compile(
+    r"(?P<modules>[\d,]+) called, (?P<calls>[\d,]+) calls?(?:; besides (?P<brief>.+), each called once)?"
+)
 _VALUES = re.compile(rf"(?P<values>[\d,]+) in (?P<storages>[\d,]+) storages of (?P<size>{q.SIZE})"
                      r"(?: · (?P<external>[\d,]+) external)?(?: · (?P<evicted>[\d,]+) evicted)?")  # fmt: skip
 _STEPS = re.compile(rf"(?P<count>[\d,]+)(?:, with (?P<optimizers>[\d,]+) optimizer steps)?, "
@@ -30,7 +32,7 @@ _STEP = re.compile(
     r"(?P<skipped>; skipped by the scaler)?"
 )
 _HOST = re.compile(
-    rf"(?P<total>{q.TIME})(?:, (?P<inside>{q.TIME}) in ops)? (?:\((?P<parts>.+)\)|(?P<phase>\w+))"
+    rf"(?P<total>{q.TIME})(?:, (?P<inside>{q.TIME}) in ops)? (?:\((?P<parts>.+)\)|(?P<phase>[\w ]+))"
 )
 _OUTSIDE = re.compile(
     r"(?P<name>.+?)(?: ×(?P<count>[\d,]+))?(?P<without> without gradients)?, "
@@ -183,8 +185,12 @@ class OverviewAuditor(Auditor):
         if self.facts.compiled:
             return
         called = {id(call.module) for call in self.truth.calls}
-        self.equal(int(match["modules"].replace(",", "")), len(called), "modules called", text)
-        self.equal(int(match["calls"].replace(",", "")), len(self.truth.calls), "module calls", text)
+        brief = self.truth.brief_modules()
+        single = brief.total()
+        self.equal(match["brief"] or "", q.counted(brief), "modules called once", text)
+        self.equal(int(match["modules"].replace(",", "")), len(called) - single, "modules called", text)
+        count = len(self.truth.calls) - single
+        self.equal(int(match["calls"].replace(",", "")), count, "module calls", text)
 
     def _values(self, text: str) -> None:
         match = _VALUES.fullmatch(text)
@@ -378,7 +384,9 @@ class OverviewAuditor(Auditor):
         counts: dict[str, tuple[int, int]] = {}
         for part in text.split(", "):
             match = _CALLED.fullmatch(part)
-            name, (low, high) = self.steps.type_of(match["name"] if match else part), _stated_ends(match)
+            assert match is not None
+            plain = re.sub(r"_\d+$", "", match["name"])  # without the number of one that is made anew
+            name, (low, high) = self.steps.type_of(plain), _stated_ends(match)
             known = counts.get(name, (0, 0))
             counts[name] = known[0] + low, known[1] + high
         return counts
@@ -463,6 +471,7 @@ class OverviewAuditor(Auditor):
         if match["parts"]:
             found = re.findall(rf"(\w+) ({q.TIME})", match["parts"])
             parts = [q.duration(time) for _, time in found]
+            self._parts_of_host_time(text, dict(found))
             spread = total.tolerance + sum(part.tolerance for part in parts)
             self.expect(
                 abs(total.value - sum(part.value for part in parts)) <= spread,
@@ -470,6 +479,14 @@ class OverviewAuditor(Auditor):
                 text,
                 "parts",
             )
+
+    def _parts_of_host_time(self, text: str, parts: dict[str, str]) -> None:
+        """The time in modules is that of the rows of the table, which hold backward passes too."""
+        names = {"modules", "other", "backward", "recompute", "optimizer"}
+        self.expect(set(parts) <= names, "parts of host time", text, names)
+        forward = any(call.phase == "forward" for call in self.truth.calls)
+        if not (self.facts.compiled or self.facts.parallel):
+            self.equal("modules" in parts, forward, "time in modules", text)
 
     def _problems(self, text: str) -> None:
         if not self.facts.healthy or self.facts.unused:

@@ -224,16 +224,21 @@ class SummaryAuditor(Auditor):
             reader(text)
 
     def _fact_modules(self, text: str) -> None:
-        calls = self.truth.calls
-        called = len({id(call.module) for call in calls})
-        forward = sum(call.phase == "forward" for call in calls)
+        calls, brief = self.truth.calls, self.truth.brief_modules()
+        text, _, besides = text.partition(" · besides ")
+        self.equal(besides.removesuffix(", each called once"), q.counted(brief), "modules called once", text)
+        called = len({id(call.module) for call in calls}) - brief.total()
+        forward = sum(call.phase == "forward" for call in calls) - brief.total()
+        backward = sum(call.phase != "forward" for call in calls)
         once = re.fullmatch(r"([\d,]+), each called once", text)
         several = re.fullmatch(r"([\d,]+) · calls ([\d,]+)(?: · ([\d,]+) in backward passes)?", text)
         if once:
-            self.equal((int(once[1]), len(calls)), (called, called), "modules, each called once", text)
+            self.equal(
+                (int(once[1]), forward + backward), (called, called), "modules, each called once", text
+            )
         elif several:
             stated = tuple(int((number or "0").replace(",", "")) for number in several.groups())
-            self.equal(stated, (called, forward, len(calls) - forward), "modules and calls", text)
+            self.equal(stated, (called, forward, backward), "modules and calls", text)
         else:
             self.unknown(f"modules {text}")
 
@@ -274,7 +279,9 @@ class SummaryAuditor(Auditor):
         total = sum(q.duration(time).value for _, time in parts)
         self.expect(total <= self.run.wall * 1.01, "host time", text, self.run.wall)
         names = {name for name, _ in parts}
-        self.expect(names <= {"forward", "backward", "recomputed", "optimizer"}, "phases", text, names)
+        self.expect(
+            names <= {"modules", "other", "backward", "recomputed", "optimizer"}, "phases", text, names
+        )
 
     def _fact_memory(self, text: str) -> None:
         match = re.fullmatch(rf"made by forward ops ({q.SIZE})(?: · peak ({q.SIZE}))?", text)

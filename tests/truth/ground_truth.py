@@ -119,11 +119,25 @@ class Truth:
     exception_line: int = 0  #: of the program, where it was raised
     models: tuple[nn.Module, ...] = ()  #: that the program gave to ``trace``
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    numbered: tuple[nn.Module, ...] = ()  #: of one step, the roots of the whole run, which number its names
 
     @property
     def roots(self) -> list[nn.Module]:
         """The modules that stand in no other, in the order of their first call."""
         return list(dict.fromkeys(self.root_of(call) for call in self.calls))
+
+    def brief_modules(self) -> Counter[str]:
+        """Modules without weights and parts, in no model, several of a class called once each at one line."""
+        times = Counter(id(call.module) for call in self.calls)
+        lines: Counter[tuple[str, int]] = Counter()
+        for call in self.calls:
+            alone = self.root_of(call) is call.module and not any(call.module.children())
+            if alone and times[id(call.module)] == 1 and next(call.module.parameters(), None) is None:
+                lines[call.type, call.line] += 1
+        brief: Counter[str] = Counter()
+        for (type, _), count in lines.items():
+            brief[type] += count if count > 1 else 0
+        return +brief if brief.total() < len(times) else Counter()
 
     def root_of(self, call: Call) -> nn.Module:
         """The outermost module around a call's module."""
@@ -137,7 +151,7 @@ class Truth:
     def names(self, call: Call) -> set[str]:
         """The names of a call's module: its path, below the name of its model where that is not the first."""
         root = self.root_of(call)
-        known = list(dict.fromkeys([*self.models, *self.roots]))
+        known = list(dict.fromkeys([*self.models, *(self.numbered or self.roots)]))
         alike = [each for each in known if type(each) is type(root)]
         number = next(at for at, each in enumerate(alike) if each is root)
         label = f"{type(root).__name__}_{number}" if number else type(root).__name__
@@ -165,6 +179,7 @@ class Truth:
             flops_known=False,
             lines_known=False,
             exception="",
+            numbered=tuple(self.roots),
         )
 
     def _in_evaluation(self, call: int) -> bool:

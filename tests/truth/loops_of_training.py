@@ -62,6 +62,33 @@ def plain(rng: random.Random, net: Architecture) -> Loop:
 
 
 @loop
+def criterion_made_anew(rng: random.Random, net: Architecture) -> Loop:
+    """The loss is a module that each iteration makes for itself; its total keeps a number, not a graph."""
+    steps, of = rng.randint(3, 5), optimizer(rng)
+    if not net.criterion:
+        return plain(rng, net)
+    body = block(
+        f"for i in range({steps}):",
+        f"x, y = batch({_sizes(rng)})",
+        zeroing(rng),
+        f"loss = {net.criterion}(model(x), y)",
+        "loss.backward()",
+        "optimizer.step()",
+        "losses.append(loss.item())",
+        "total += losses[-1]",
+    )
+    facts = Facts(
+        steps,
+        {"model": 1, "criterion": 1},
+        {"criterion": net.criterion[3:-2]},
+        optimizers=(of.type,),
+        loss_read=True,
+        collected=True,
+    )
+    return Loop(f"optimizer = {of.text}", body, facts)
+
+
+@loop
 def accumulation(rng: random.Random, net: Architecture) -> Loop:
     """Several backward passes before each optimizer step, with the loss divided by their number."""
     steps, each = rng.randint(2, 4), rng.randint(2, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 _COUNTS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -34,6 +35,11 @@ def count(text: str) -> Quantity:
     """`950`, `1,234` and `35.8k`."""
     unit = text[-1] if text[-1] in "kMGT" else ""
     return _scaled(text.removesuffix(unit), _COUNTS[unit], exact=not unit)
+
+
+def counted(names: Counter[str]) -> str:
+    """`ReLU ×2, MSELoss ×12`."""
+    return ", ".join(f"{name} ×{count:,}" for name, count in names.items())
 
 
 def size(text: str) -> Quantity:

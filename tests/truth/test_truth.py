@@ -77,6 +77,7 @@ def _has_two_rounds(program: Program) -> bool:
         ("; backward; ", "; backward ×2; "),
         (" called, ", "0 called, "),
         ("(forward ", "(forward 1"),
+        ("(modules ", "(modules 1"),
         ("(Linear)", "(Conv2d)"),
         ("f32[", "f16["),
         ("key  ", "kay  "),

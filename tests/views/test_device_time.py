@@ -92,4 +92,4 @@ def test_one_module_has_its_own_device_time() -> None:
     trace = make_trace()
     told = str(timed(trace, kernels(trace.data)).summary(module="blocks.0.fc"))
     [row] = [line for line in told.splitlines() if line.startswith("device time")]
-    assert row.split("time ")[1].split(" · ") == ["forward 15.0 µs", "backward 27.0 µs"]
+    assert row.split("time ")[1].split(" · ") == ["modules 15.0 µs", "backward 27.0 µs"]

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import sightline as sl
 from sightline.views.overview import overview
@@ -76,7 +77,8 @@ def fact(view: object, title: str) -> str:
 
 def test_all_shares_are_of_one_stated_total() -> None:
     text = str(overview(make_trace()))
-    assert fact(text, "host time") == "116 µs (forward 72.0 µs · backward 43.0 µs · optimizer 1.00 µs)"
+    parts = "(modules 71.0 µs · other 1.00 µs · backward 43.0 µs · optimizer 1.00 µs)"
+    assert fact(text, "host time") == f"116 µs {parts}"
     assert fact(text, "key") == "time: with the backward pass · share: of the host time"
     model = next(line for line in text.splitlines() if line.startswith("Net "))
     heaviest = next(line for line in text.splitlines() if line.startswith("net.py:11"))
@@ -208,3 +210,50 @@ def test_a_module_that_is_made_anew_for_each_call_has_its_name_once() -> None:
     with sl.trace(net) as t:
         net(torch.ones(2))
     assert re.search(r"\n  ReLU ×4 +f32\[2\]", str(t))
+
+
+class OwnLoss(nn.Module):
+    """A model that makes its loss anew in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        loss: Tensor = nn.CrossEntropyLoss()(self.fc(x), y)
+        return loss
+
+
+def test_modules_that_a_forward_makes_anew_stand_apart() -> None:
+    model = OwnLoss()
+    with sl.trace(model) as t:
+        for _ in range(5):
+            model(torch.randn(6, 4), torch.randint(0, 3, (6,)))
+    besides = "besides CrossEntropyLoss ×5, each called once"
+    assert fact(t, "modules") == f"2 called, 10 calls; {besides}"
+    assert f"modules     2 · calls 10 · {besides}" in str(t.summary())
+
+
+def test_modules_called_once_are_counted_where_there_are_no_others() -> None:
+    with sl.trace() as t:
+        for _ in range(3):
+            nn.ReLU()(torch.ones(2))
+    assert fact(t, "modules") == "3 called, 3 calls"
+
+
+def test_time_outside_of_modules_is_no_forward() -> None:
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    with sl.trace(model) as t:
+        model(x).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    names = re.findall(r"[(·] ?(\w+) ", fact(t, "host time"))
+    assert names == ["modules", "other", "backward"]
+
+
+def test_memory_that_was_overwritten_is_in_no_summary() -> None:
+    with sl.trace(stats=True) as t:
+        memory = torch.empty(4)
+        memory.fill_(float("nan"))  # as it may be
+        memory.copy_(torch.ones(4))
+        nn.Linear(4, 2)(memory)
+    assert "NaN" not in str(t.summary())

@@ -22,6 +22,10 @@ _MAX_NAMED: Final = 6  #: how many ops without FLOPs are listed
 _LAUNCHERS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 
 
+#: The columns of times of a tally, with a place for ``device_``.
+_TIMES: Final = ("{}time", "backward_{}time", "recompute_{}time")
+
+
 @dataclass(frozen=True)
 class CostTally:
     """The costs of scopes, a column per kind of cost and a row per scope. Times are nanoseconds."""
@@ -62,6 +66,21 @@ class Costs:
     parameters: tuple[Parameters, ...]
     optimizer_time: int  #: of the optimizer's ops, which belong to no module
     optimizer_device_time: int
+
+    def time_parts(self, tops: Sequence[int], prefix: str = "") -> list[tuple[str, int]]:
+        """The time of scopes by what it was spent on; ``prefix`` is that of a column: ``device_``.
+
+        What runs outside of every module and is no backward pass may be anything: a loss, the loading of
+        data, the clipping of gradients.
+        """
+        columns = {name: getattr(self.total, name.format(prefix)) for name in _TIMES}
+        modules = [top for top in tops if self.scopes.rows[top].module != OUTSIDE]
+        other = [top for top in tops if self.scopes.rows[top].module == OUTSIDE]
+        forward, backward, recompute = columns.values()
+        return [
+            ("modules", int(forward[modules].sum())), ("other", int(forward[other].sum())),
+            ("backward", int(backward[list(tops)].sum())), ("recompute", int(recompute[list(tops)].sum())),
+        ]  # fmt: skip
 
 
 def cost_of(data: TraceData, device: I64 | None = None) -> Costs:

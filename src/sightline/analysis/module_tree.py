@@ -76,6 +76,33 @@ def scopes_of(data: TraceData) -> Scopes:
     return tree.to_scopes(nodes)
 
 
+def brief_modules(data: TraceData) -> dict[str, list[int]]:
+    """Modules that no model contains, without weights, of one class, called once each at one line; by class.
+
+    A forward that writes ``nn.CrossEntropyLoss()(…)`` makes one in each call. Empty if no others were called.
+    """
+    calls, frames = data.calls, data.frames
+    modules, counts = np.unique(calls.module, return_counts=True)
+    once = set(modules[counts == 1].tolist())
+    owners = {module.root for id, module in enumerate(data.modules) if module.root != id or module.parameters}
+    groups: dict[tuple[str, int, int], list[int]] = {}
+    for module, frame in zip(calls.module.tolist(), calls.frame.tolist(), strict=True):
+        if module in once and module not in owners and data.modules[module].root == module and frame >= 0:
+            line = int(frames.code[frame]), int(frames.line[frame])
+            groups.setdefault((data.modules[module].type, *line), []).append(module)
+    brief: dict[str, list[int]] = {}
+    for (type, *_), same in groups.items():
+        if len(same) > 1:
+            brief.setdefault(type, []).extend(same)
+    return brief if sum(map(len, brief.values())) < len(modules) else {}
+
+
+def brief_modules_text(brief: Mapping[str, list[int]]) -> str:
+    """``CrossEntropyLoss ×18, each called once``."""
+    names = ", ".join(f"{type} ×{len(modules):,}" for type, modules in brief.items())
+    return f"{names}, each called once"
+
+
 def op_scopes(data: TraceData, scopes: Scopes) -> I32:
     """The scope every op belongs to; for those outside every module, the last one."""
     call, outside = data.ops.call, len(scopes.rows) - 1

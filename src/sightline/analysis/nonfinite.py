@@ -57,6 +57,8 @@ _LOGARITHMS: Final = frozenset("log log_ log2 log2_ log10 log10_".split())
 _FLOAT16_HINT: Final = "float16 ends at 65,504: compute this in float32, or use bfloat16"
 _COMPILED_HINT: Final = 'its ops are compiled and were not seen: compiled="eager" shows which it was'
 
+#: Globs on the names of ops that read the shape of a tensor, and none of its numbers.
+_SHAPE_ONLY: Final = ("*_like", "new_zeros", "new_ones", "new_full", "new_empty*", "backward")
 #: Globs on op names, by how an op treats memory. ``set_`` takes over memory the recording may not know.
 _UNWRITTEN, _PARTIAL, _COPY = "unwritten", "partial", "copy"
 _MEMORY_GLOBS: Final = {
@@ -203,6 +205,14 @@ def serious_findings(index: Index) -> tuple[bool, list[NonFiniteOp]]:
     return True, [chosen[op] for op in sorted(chosen)]
 
 
+def carriers(index: Index, value: int) -> set[int]:
+    """The values whose NaN or infinity was computed from that of a value, and the value itself."""
+    search = _Search(index, ())
+    for _ in search.run():
+        pass
+    return search.carriers(value)
+
+
 class _Search:
     """One walk over the ops, in order, that keeps the state of each value: the bits NAN, INF and garbage."""
 
@@ -241,17 +251,29 @@ class _Search:
 
     def lasts(self, value: int) -> bool:
         """After `run`: whether a value, or something not finite computed from it, is left at the end."""
+        return any(each not in self._side_outputs and not self._users(each) for each in self._carriers(value))
+
+    def carriers(self, value: int) -> set[int]:
+        """After `run`: the values whose NaN or infinity was computed from that of a value, and itself.
+
+        Only an op that reads the numbers of its input passes them on: the gradient of a loss begins with
+        ``ones_like(loss)``, which is finite whatever the loss is.
+        """
+        return set(self._carriers(value))
+
+    def _carriers(self, value: int) -> Iterator[int]:
         stack, seen = [value], {value}
         while stack:
             each = stack.pop()
-            users = [op for op in self.index.consumers(each) if self._leaf[op] and not self._shape_only[op]]
-            if not users and each not in self._side_outputs:
-                return True
-            results = {one for op in users for one in self._results(op)}
+            yield each
+            results = {one for op in self._users(each) for one in self._results(op)}
             bad = [one for one in results - seen if self._states.get(one, 0) & (NAN | INF)]
             seen.update(bad)
             stack += bad
-        return False
+
+    def _users(self, value: int) -> list[int]:
+        """The ops that read the numbers of a value."""
+        return [op for op in self.index.consumers(value) if self._leaf[op] and not self._shape_only[op]]
 
     def _step(self, op: int) -> int:
         """Set the states of an op's results; the first one it is to blame for, or -1."""
@@ -292,8 +314,10 @@ class _Search:
 
     @cached_property
     def _shape_only(self) -> list[bool]:
-        """Whether an op reads only the shape of its input: ``ones_like``."""
-        names = [fnmatchcase(name, "*_like*") for name in self._data.names] or [False]
+        """Whether an op reads only the shape of its input: ``ones_like``, and ``backward`` of a loss."""
+        bare = [(name.partition(".")[0], name.rpartition(".")[2]) for name in self._data.names]
+        names = [any(fnmatchcase(one, glob) for one in each for glob in _SHAPE_ONLY) for each in bare]
+        names = names or [False]
         mask: list[bool] = np.array(names, dtype=np.bool_)[self._data.ops.name].tolist()
         return mask
 
@@ -429,7 +453,8 @@ def first_call(index: Index) -> tuple[ModuleCall, Value] | None:
 def nonfinite_reported(index: Index) -> bool:
     """Whether a NaN or an infinity is worth a look: something made one, or a loss or a gradient holds one.
 
-    Masks, and memory that was overwritten before it was read, are not.
+    Masks are not, nor memory that was overwritten before it was read, nor one that an op such as ``where``
+    has left out of all that was computed from it.
     """
     stats, values = index.raw.stats, index.raw.values
     bad = stats.value[((stats.nans > 0) | (stats.infs > 0)) & _used(index.raw)[stats.value]]
@@ -438,7 +463,8 @@ def nonfinite_reported(index: Index) -> bool:
     gradients = (values.kind[bad] == KINDS.index("gradient")) & (values.name[bad] >= 0)
     if (losses | gradients).any():
         return True
-    return bool(first_nonfinite(index) or nonfinite_sources(index) or first_call(index))
+    any_op, serious = serious_findings(index)
+    return bool(serious or nonfinite_sources(index) or (not any_op and first_call(index)))
 
 
 def measured_all(index: Index) -> bool:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from sightline.analysis.nonfinite import NonFiniteOp
-from sightline.data.index import Index, Op, Value
+from sightline.analysis.nonfinite import NonFiniteOp, carriers
+from sightline.data.index import Index, Value
 from sightline.data.trace_data import PHASES
 
 _BACKWARD_CALLS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
-
-
-def reached_from(index: Index, value: int) -> set[int]:
-    """Every value computed from a value, directly or through others."""
-    ops, values = index.raw.ops, index.raw.values
-    reached = {value}
-    order = np.argsort(values.producer, kind="stable")
-    starts = np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
-    results, inputs, bounds = order.tolist(), ops.inputs.tolist(), ops.input_offsets.tolist()
-    for op in range(int(values.producer[value]) + 1, len(ops)):
-        if starts[op] < starts[op + 1] and not reached.isdisjoint(inputs[bounds[op] : bounds[op + 1]]):
-            reached.update(results[starts[op] : starts[op + 1]])
-    reached.discard(value)
-    return reached
 
 
 class Spread:
@@ -32,7 +19,7 @@ class Spread:
 
     def __init__(self, index: Index, source: NonFiniteOp) -> None:
         self._index, self._source = index, source
-        self._reached = reached_from(index, source.value.id)
+        self._reached = carriers(index, source.value.id)
         stats, producers = index.raw.stats, index.raw.values.producer
         bad = stats.nans > 0 if source.nans else (stats.nans > 0) | (stats.infs > 0)
         later = producers[stats.value] > source.op.id
@@ -44,7 +31,7 @@ class Spread:
     def includes(self, finding: NonFiniteOp) -> bool:
         """Whether a later finding is a consequence: one of its bad inputs came from this op."""
         bad = [value.id for value in finding.op.inputs if value.stats is not None and not value.stats.finite]
-        return any(value == self._source.value.id or value in self._reached for value in bad)
+        return not self._reached.isdisjoint(bad)
 
     @property
     def gradients(self) -> int:
@@ -52,19 +39,25 @@ class Spread:
         return sum(self._index.values[value].name.endswith(".grad") for value in self.values)
 
     @property
+    def is_loss(self) -> bool:
+        """Whether the op's own result is a loss that ``backward`` was called on."""
+        return self._source.value.id in self._losses
+
+    @property
     def reaches_loss(self) -> bool:
-        """Whether the loss, which ``backward`` was called on, holds it."""
+        """Whether a loss, which ``backward`` was called on, holds it."""
+        return not self._losses.isdisjoint(self._reached)
+
+    @cached_property
+    def _losses(self) -> set[int]:
         ops = self._index.raw.ops
         names = [id for id, name in enumerate(self._index.raw.names) if name in _BACKWARD_CALLS]
         starts = np.flatnonzero(np.isin(ops.name, names)).tolist()
         if not starts:
             in_backward = ops.phase == PHASES.index("backward")
             starts = np.flatnonzero(in_backward & (np.diff(ops.input_offsets) > 0)).tolist()[:1]
-        for start in starts:
-            op: Op = self._index.ops[start]
-            if len(op.inputs) and op.inputs[0].meta.numel == 1:
-                return op.inputs[0].id in self.values
-        return False
+        roots = [self._index.ops[start].inputs[0] for start in starts if len(self._index.ops[start].inputs)]
+        return {root.id for root in roots if root.meta.numel == 1}
 
     @property
     def last(self) -> Value:

@@ -2,7 +2,9 @@
 
 They are noted where Python shows one: after the user's filters and registries have decided that it is shown,
 so that none of these change; a warning that is an error, or ignored, never comes here. Those of torch's C++
-go the same way. Nothing runs for an op that does not warn.
+go the same way. Left out is one that code inside the recording only collects, with
+``catch_warnings(record=True)``, and one that a filter of torch drops; a test runner collects all warnings
+around the recording: those are noted. Nothing runs for an op that does not warn.
 """
 
 from __future__ import annotations
@@ -65,11 +67,41 @@ class WarningLog:
         return [list(row) for row in self._rows.values()]
 
 
+def _collecting_list() -> list[Any] | None:
+    """The list in which ``catch_warnings(record=True)`` collects warnings, so that none is shown; or None."""
+    if warnings.showwarning is not getattr(warnings, "_showwarning_orig", None) and not _torch_filters():
+        return None  # a function that was installed later gets them
+    target = getattr(getattr(warnings, "_showwarnmsg_impl", None), "__self__", None)
+    return target if isinstance(target, list) else None
+
+
+def _torch_filters() -> bool:
+    """Whether a function of torch decides which warnings are shown, as while it compiles."""
+    return torch_file(getattr(getattr(warnings.showwarning, "__code__", None), "co_filename", ""))
+
+
+def _show_filtered(real: Callable[[Any], None], message: Any) -> bool:
+    """Have a warning shown; whether the function that decides about it has passed it on to Python's."""
+    own, passed = warnings._showwarnmsg_impl, []  # type: ignore[attr-defined]  # where all end that are shown
+
+    def print_warning(message: Any) -> None:
+        passed.append(message)
+        own(message)
+
+    warnings._showwarnmsg_impl = print_warning  # type: ignore[attr-defined]
+    try:
+        real(message)
+    finally:
+        warnings._showwarnmsg_impl = own  # type: ignore[attr-defined]
+    return bool(passed)
+
+
 class WarningPatch:
     """Notices when Python shows a warning, by the function that it calls for it."""
 
     def __init__(self) -> None:
         self._patched: Any = None
+        self._collected: list[Any] | None = None  #: where warnings were collected before the recording began
 
     def install(self, notify: Callable[[Any, FrameType], None]) -> None:
         """Have ``notify(message, frame)`` called before a warning is shown. Safe to call again."""
@@ -78,10 +110,17 @@ class WarningPatch:
             return
 
         def show(message: Any) -> None:
-            notify(message, sys._getframe(1))
+            frame, collected = sys._getframe(1), _collecting_list()
+            elsewhere = collected is not None and collected is not self._collected
+            if _torch_filters():
+                if _show_filtered(real, message) and not elsewhere:
+                    notify(message, frame)
+                return
+            if not elsewhere:
+                notify(message, frame)
             real(message)
 
-        self._patched = real, show
+        self._patched, self._collected = (real, show), _collecting_list()
         warnings._showwarnmsg = show  # type: ignore[attr-defined]  # C looks it up here, too
 
     def remove(self) -> None:
@@ -90,4 +129,4 @@ class WarningPatch:
             real, show = self._patched
             if getattr(warnings, "_showwarnmsg", None) is show:
                 warnings._showwarnmsg = real  # type: ignore[attr-defined]
-            self._patched = None
+            self._patched = self._collected = None

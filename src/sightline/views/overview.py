@@ -24,8 +24,8 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
-from sightline.analysis.module_tree import OUTSIDE
-from sightline.analysis.nonfinite import nonfinite_reported
+from sightline.analysis.module_tree import OUTSIDE, brief_modules, brief_modules_text
+from sightline.analysis.nonfinite import first_nonfinite, nonfinite_reported
 from sightline.analysis.problems import CUT_SHORT, Severity, find, gaps
 from sightline.analysis.select import Mask
 from sightline.analysis.step_summaries import step_summaries
@@ -155,8 +155,12 @@ def _counts(data: TraceData) -> Iterator[Line]:
             parts = [f"{name} {count:,}" for name, count in zip(PHASES, phases, strict=True) if count]
             split = f" ({' · '.join(parts)})" if len(parts) > 1 else f" {parts[0].split()[0]}"
             yield _fact(f"{level} ops", f"{sum(phases):,}{split}")
-    called = len(np.unique(data.calls.module))
-    calls = f", {len(data.calls):,} call{'s' * (len(data.calls) != 1)}" if called else f"; {_why_none(data)}"
+    brief = brief_modules(data)
+    single = sum(map(len, brief.values()))
+    called, count = len(np.unique(data.calls.module)) - single, len(data.calls) - single
+    calls = f", {count:,} call{'s' * (count != 1)}" if called else f"; {_why_none(data)}"
+    if brief:
+        calls += f"; besides {brief_modules_text(brief)}"
     yield _fact("modules", f"{called:,} called{calls}", _unseen_parameters(data) if called else "")
     texts = [compiled_text(data), _OPAQUE if called and is_opaque(data).any() else ""]
     if any(texts):
@@ -232,7 +236,8 @@ def _measured(index: Index) -> Iterator[Line]:
     parts = [part for each in bad for part in (Span(" · "), each)]
     if parts and len(data.ops) <= _MANY_OPS and not nonfinite_reported(index):
         # Masks, and memory that was overwritten before it was read: there is nothing to look up.
-        parts = [Span(" · "), Span(f"{' and '.join(span.text for span in bad)}, as given, meant or allowed")]
+        why = "as given, meant or discarded" if first_nonfinite(index) else "as given, meant or allowed"
+        parts = [Span(" · "), Span(f"{' and '.join(span.text for span in bad)}, {why}")]
     elif parts:
         parts.append(Span(f": {Hint.view('nonfinite')}"))
     title, text = "stats", f"{len(stats):,} of {len(data.values):,} values measured"
@@ -269,23 +274,18 @@ def _problems(trace: Trace) -> Iterator[Line]:
 class _Time:
     """Where the time of a run went, on the host and, if it was recorded, on devices."""
 
-    host: tuple[tuple[str, int], ...]  #: by phase
+    host: tuple[tuple[str, int], ...]  #: in modules, outside of them, and by phase
     device: tuple[tuple[str, int], ...]
     use: DeviceSummary | None
     in_ops: int  #: of the host time; the rest ran in Python around them
 
     @classmethod
     def of(cls, data: TraceData, costs: Costs, use: DeviceSummary | None) -> _Time:
-        total, optimizer = costs.total, ("optimizer", costs.optimizer_time)
-        host = (("forward", total.time), ("backward", total.backward_time),
-                ("recompute", total.recompute_time))  # fmt: skip
-        device = (("forward", total.device_time), ("backward", total.backward_device_time),
-                  ("recompute", total.recompute_device_time))  # fmt: skip
         tops = costs.scopes.children(-1)
-        summed = [[(name, int(column[tops].sum())) for name, column in phases] for phases in (host, device)]
         outside = ("outside every op", use.unowned if use else 0)
-        host_parts = [*summed[0], optimizer]
-        device_parts = [*summed[1], ("optimizer", costs.optimizer_device_time), outside]
+        host_parts = [*costs.time_parts(tops), ("optimizer", costs.optimizer_time)]
+        device_optimizer = ("optimizer", costs.optimizer_device_time)
+        device_parts = [*costs.time_parts(tops, "device_"), device_optimizer, outside]
         return cls(
             tuple(part for part in host_parts if part[1]),
             tuple(part for part in device_parts if part[1]),
@@ -307,8 +307,11 @@ class _Time:
         if self.use:
             text, split = f"time {time_text(self.total)} in {self.use.ran}", _split_text(self.device)
             fits = len(f"{text} {split}") <= WIDTH - _MARGIN
-            texts = ([f"{text} {split}"] if fits else [text, split.strip("()")]) + self.use.texts()
-            yield from (_fact("device", text) for text in texts)
+            yield _fact("device", f"{text} {split}" if fits else text)
+            parts = [] if fits else [f"{name} {time_text(time)}" for name, time in self.device]
+            for at, row in enumerate(fact_lines("", parts, 0, WIDTH - _MARGIN)):
+                yield _fact("" if at else "device", row.text)
+            yield from (_fact("device", text) for text in self.use.texts())
 
     def columns(self, host: str) -> tuple[Column, ...]:
         """Times, share and bar; ``host`` is the title of the host time where it is the only one."""
@@ -326,9 +329,10 @@ class _Time:
 
 
 def _split_text(parts: Sequence[tuple[str, int]]) -> str:
-    """``(forward 1.00 ms · backward 200 µs)``."""
+    """``(modules 1.00 ms · backward 200 µs)``; for a single part ``in modules``."""
     split = " · ".join(f"{name} {time_text(time)}" for name, time in parts)
-    return f"({split})" if len(parts) > 1 else "".join(name for name, _ in parts)
+    alone = {"modules": "in modules", "other": "outside modules"}
+    return f"({split})" if len(parts) > 1 else "".join(alone.get(name, name) for name, _ in parts)
 
 
 def _uncounted(data: TraceData, costs: Costs) -> Iterator[Line]:

@@ -27,7 +27,15 @@ from sightline.analysis.cost import (
     uncounted_text,
 )
 from sightline.analysis.held_memory import held_memory
-from sightline.analysis.module_tree import OUTSIDE, OwnOps, equal_scopes, own_ops
+from sightline.analysis.module_tree import (
+    OUTSIDE,
+    OwnOps,
+    brief_modules,
+    brief_modules_text,
+    equal_scopes,
+    own_ops,
+)
+from sightline.analysis.nonfinite import nonfinite_reported
 from sightline.analysis.select import Selection, module_depth
 from sightline.argument_checks import argument_text
 from sightline.data.device_time import device_summary
@@ -39,6 +47,7 @@ from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import module_matches, no_module_matched
 from sightline.views.problems import wrap_text
 from sightline.views.rendering import (
+    WIDTH,
     Block,
     Cell,
     Line,
@@ -137,6 +146,7 @@ class _Table:
         self._costs: Costs = cost_of(trace.data, trace.index.device_own)
         self._use = device_summary(trace.index)
         self._scopes = self._costs.scopes
+        self._index = trace.index
         self._exchanges = Exchanges(trace.index)
         self._exchanged: dict[tuple[int, ...], Exchange] = {}
         self._own_ops = own_ops(trace.data, self._scopes)
@@ -338,7 +348,7 @@ class _Table:
         figures = [Figures(_SPREAD, _aligned(spreads), spare=3)] if any(mean for mean, _ in spreads) else []
         for each in (phase,) if phase else PHASES:  # the first phase that has any: it began there
             counts = nonfinite_counts(self._data, self._scopes, each)
-            if any(counts.in_scopes(tops)):
+            if any(counts.in_scopes(tops)) and nonfinite_reported(self._index):
                 self._wrong_in = each
                 pairs = [counts.in_scopes(row.scopes, own=row.own) for row in rows]
                 return [*figures, Figures(_WRONG, [_nonfinite_cell(nans, infs) for nans, infs in pairs])]
@@ -365,22 +375,27 @@ class _Table:
         if counts.total:
             lines.append(_fact("parameters", _parameter_facts(counts)))
         flops = [("forward", "flops"), ("backward", "backward_flops"), ("recomputed", "recompute_flops")]
-        times = [("forward", "time"), ("backward", "backward_time"), ("recomputed", "recompute_time")]
-        on_device = [(name, column.replace("time", "device_time")) for name, column in times]
         whole = list(tops) == self._scopes.children(-1)
         rest = {"host time": [("optimizer", self._costs.optimizer_time)], "device time": []}
         if self._use:
             outside = ("outside every op", self._use.unowned)
             rest["device time"] = [("optimizer", self._costs.optimizer_device_time), outside]
-        kinds = (("FLOPs", count_text, flops), ("host time", time_text, times),
-                 ("device time", time_text, on_device))  # fmt: skip
-        for title, text, parts in kinds:
-            amounts = [(name, self._sum(column, tops)) for name, column in parts]
+        times = [
+            [("recomputed" if name == "recompute" else name, time) for name, time in parts]
+            for parts in (self._costs.time_parts(tops), self._costs.time_parts(tops, "device_"))
+        ]
+        counted = [(name, self._sum(column, tops)) for name, column in flops]
+        kinds = (("FLOPs", count_text, counted), ("host time", time_text, times[0]),
+                 ("device time", time_text, times[1]))  # fmt: skip
+        for title, text, amounts in kinds:
             amounts += rest.get(title, []) if whole else []
             texts = [f"{name} {text(amount)}" for name, amount in amounts if amount]
             missed = uncounted_text(uncounted(self._data, self._scopes, tops)) if title == "FLOPs" else ""
-            if texts or missed:
+            if missed:
                 lines.append(_fact(title, texts, missed))
+            else:
+                rows = fact_lines("", texts, 0, WIDTH - _MARGIN)
+                lines += [_fact("" if at else title, [row.text]) for at, row in enumerate(rows)]
         if self._use:
             lines += [_fact("device", [text]) for text in self._use.texts()]
         compiled = compiled_text(self._data)
@@ -417,15 +432,20 @@ class _Table:
 
     def _call_facts(self, tops: Sequence[int]) -> list[str]:
         scopes = [scope for top in tops for scope in self._scopes.rows[top : self._scopes.rows[top].end]]
+        whole = list(tops) == self._scopes.children(-1)
+        brief = brief_modules(self._data) if whole else {}
+        single = {module for same in brief.values() for module in same}
+        scopes = [scope for scope in scopes if scope.module not in single]
         called = {scope.module for scope in scopes if scope.calls or scope.backward_calls}
         if not called:
             return ["none called"]
+        besides = [f"besides {brief_modules_text(brief)}"] if brief else []
         counts = [len(scope.calls) for scope in scopes if scope.calls]
         backward = sum(scope.backward_calls for scope in scopes)
         if max(counts, default=0) <= 1 and not backward:
-            return [f"{len(counts)}, each called once"]
+            return [f"{len(counts)}, each called once", *besides]
         more = [f"{backward:,} in backward passes"] if backward else []
-        return [f"{len(called):,}", f"calls {sum(counts):,}", *more]
+        return [f"{len(called):,}", f"calls {sum(counts):,}", *more, *besides]
 
     def _peak(self, tops: Sequence[int]) -> list[str]:
         """The peak of all modules together, where the recording knows when memory was freed."""

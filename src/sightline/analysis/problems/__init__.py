@@ -14,6 +14,7 @@ from sightline.analysis.problems import (
     determinism,
     devices,
     failed_runs,
+    gradient_clipping,
     gradients,
     losses,
     nonfinite,
@@ -47,7 +48,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     losses.targets_out_of_range,
     weights.unregistered_module,
     weights.uninitialised,
-    training_loop.clipped_after_step,
+    gradient_clipping.clipped_after_step,
+    gradient_clipping.clipped_while_scaled,
     training_curves.loss_not_finite,
     training_curves.loss_grows,
     training_curves.loss_jumps,
@@ -98,7 +100,7 @@ def find(index: Index) -> list[Problem]:
     """Everything that looks wrong, the most serious first, then in the order of the run."""
     context = ProblemContext(index)
     findings = ((check, finding) for check in CHECKS for finding in check.find(context))
-    return program_warnings.unexplained(merge_findings(context, findings))
+    return program_warnings.unexplained(context, merge_findings(context, findings))
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ def _has_features(context: ProblemContext, value: int) -> bool:
             return False
         inputs = context.inputs(producer)
         if context.name(producer) in MATMULS:
-            sources = [each for value in inputs[1:] for each in (value, max(int(values.base[value]), 0))]
+            bases = [int(values.base[each]) for each in inputs[1:]]
+            sources = [*inputs[1:], *(base for base in bases if base >= 0)]
             return any(context.kind(source) == "parameter" for source in sources)
         if context.name(producer) not in _ELEMENTWISE or not inputs:
             return False

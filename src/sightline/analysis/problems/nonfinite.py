@@ -28,6 +28,8 @@ _EXPONENTIALS: Final = frozenset("exp expm1 exp2 sinh cosh".split())
 _SOFTMAXES: Final = frozenset("_softmax _log_softmax softmax log_softmax".split())
 #: Ops whose gradient at zero is infinite, or NaN.
 _STEEP: Final = frozenset("sqrt norm linalg_vector_norm pow std var _euclidean_dist _cdist_forward".split())
+#: Ops, apart from multiplications of matrices, whose result overflows where their inputs are too large.
+_GROWING: Final = frozenset("mul pow sum square mse_loss".split())
 _EPSILON: Final = "1e-6"
 _HUGE: Final = 1e18  #: the product of two such numbers overflows float32
 
@@ -53,12 +55,13 @@ def first_non_finite(context: ProblemContext) -> Iterator[Finding]:
         calls = context.data.calls
         module, frame = int(calls.module[call.id]), int(calls.frame[call.id])
         yield Finding(call_text(call, value), module, frame, -1, value.id)
-    lines: set[str] = set()
+    spreads: list[tuple[str, Spread]] = []
     for finding in serious:
-        line = context.line(finding.op.id)
-        if line and line in lines:  # the NaN that became of an infinity, on its line
+        line, spread = context.line(finding.op.id), Spread(index, finding)
+        # The NaN that became of an infinity, on its line.
+        if line and any(other == line and earlier.includes(finding) for other, earlier in spreads):
             continue
-        lines.add(line)
+        spreads.append((line, spread))
         given, repair = cause(context, finding.op.id)
         inputs = []
         for value in finding.op.inputs:
@@ -66,12 +69,13 @@ def first_non_finite(context: ProblemContext) -> Iterator[Finding]:
             inputs.append(f"{value} ({statistics})" if statistics else str(value))
         title = f"{finding.sentence()} out of {', '.join(dict.fromkeys(inputs)) or 'nothing'}"
         title += f": {given}" if given else ""
-        yield context.finding(title, finding.op.id, finding.value.id, repair or _spread_text(index, finding))
+        yield context.finding(
+            title, finding.op.id, finding.value.id, repair or _spread_text(index, finding, spread)
+        )
 
 
-def _spread_text(index: Index, source: NonFiniteOp) -> str:
+def _spread_text(index: Index, source: NonFiniteOp, spread: Spread) -> str:
     """How far a NaN or an infinity went, as far as that was measured."""
-    spread = Spread(index, source)
     kind = "NaN" if source.nans else "infinity"
     weights = [index.values[value].name for value in spread.values
                if index.values[value].kind == "parameter" and index.values[value].name]  # fmt: skip
@@ -79,6 +83,8 @@ def _spread_text(index: Index, source: NonFiniteOp) -> str:
         return f"The {kind} has reached {names_text(list(dict.fromkeys(weights)))}: the weights are lost."
     if spread.gradients:
         return f"The {kind} is in {spread.gradients:,} gradients: an update with them destroys the weights."
+    if spread.is_loss:
+        return f"The {kind} is the loss itself; no gradient that was measured has it from there."
     if spread.reaches_loss:
         return f"The {kind} has reached the loss."
     if not spread.measured_later:
@@ -117,7 +123,7 @@ def cause(context: ProblemContext, op: int) -> tuple[str, str]:
         limit = f"{name} of more than 88 is no float32"
         repair = f"{limit}. Subtract the maximum first, as softmax and logsumexp do, or .clamp(max=…) it."
         return f"numbers up to {number_text(high)} come {_origin(context, inputs[0])}", repair
-    if name in MATMULS | {"mul", "pow", "sum"} and max(_range(context, each)[1] for each in inputs) > _HUGE:
+    if name in MATMULS | _GROWING and max(_range(context, each)[1] for each in inputs) > _HUGE:
         return (
             "",
             "The numbers grew too large: lower the learning rate, clip the gradients or add a norm.",

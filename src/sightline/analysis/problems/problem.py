@@ -18,6 +18,8 @@ _NAMED: Final = 3  #: how many names a title lists
 _LISTED: Final = 2  #: how many modules a problem lists
 #: The kind that is listed before all others: the failure that ended the run.
 FIRST: Final = "failure"
+#: The kind of the warnings that Python has shown.
+WARNINGS: Final = "python-warning"
 
 
 class Severity(IntEnum):
@@ -128,8 +130,10 @@ def merge_findings(context: ProblemContext, findings: Iterable[tuple[Check, Find
     for check, finding in findings:
         line = finding.place or context.place(finding.frame)
         key = (check.kind, line, context.module_type(finding.module))
-        # Without a line, only findings with the same title are the same problem.
-        groups.setdefault(key if line else (*key, finding.title), []).append((check, finding))
+        # Without a line, only findings with the same title are the same problem; and a line may hold several
+        # calls that warn of different things.
+        alike = line and check.kind != WARNINGS
+        groups.setdefault(key if alike else (*key, finding.title), []).append((check, finding))
     problems: list[tuple[int, Problem]] = []  # with the first op; findings without an op come last
     for group in groups.values():
         check, first = group[0]

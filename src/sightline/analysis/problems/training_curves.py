@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from statistics import median
 from typing import Final
 
@@ -85,17 +86,25 @@ def loss_not_finite(context: ProblemContext) -> Iterator[Finding]:
 def loss_grows(context: ProblemContext) -> Iterator[Finding]:
     """A loss that is many times as large at the end as at the beginning."""
     for frame, curve in context.derived(TrainingCurves).losses.items():
-        numbers = [number for _, number in curve]
+        finite = list(takewhile(lambda each: math.isfinite(each[1]), curve))
+        numbers = [number for _, number in finite]
         factor = _growth(numbers)
         explodes = factor >= _EXPLODES and abs(numbers[-1]) >= _HUGE
         grows = factor >= _GROWS and abs(numbers[-1]) >= 1 and len(numbers) >= _SOME_STEPS
         if explodes or (grows and _accelerates(numbers)):
             sure = Confidence.CERTAIN if explodes else Confidence.LIKELY
-            title = (
-                f"the loss grows from {number_text(numbers[0])} to {number_text(numbers[-1])} in "
-                f"{len(numbers):,} steps"
-            )
-            yield Finding(title, frame=frame, confidence=sure)
+            first, last = number_text(numbers[0]), number_text(numbers[-1])
+            title = f"the loss grows from {first} to {last} in {len(numbers):,} steps"
+            op = -1
+            if len(curve) > len(finite):
+                before, step = finite[-1][0], curve[len(finite)][0]
+                state = "NaN" if math.isnan(curve[len(finite)][1]) else "infinite"
+                title = (
+                    f"the loss grows from {first} in step {finite[0][0].number} to {last} in step "
+                    f"{before.number} and is {state} in step {step.number}"
+                )
+                op = before.info.first_op  # before the op that made it infinite, which is a consequence
+            yield Finding(title, frame=frame, op=op, confidence=sure)
 
 
 @check(

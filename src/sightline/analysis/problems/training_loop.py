@@ -1,4 +1,4 @@
-"""Mistakes of a training loop: clearing, clipping, stepping and scheduling, and their order.
+"""Mistakes of a training loop: clearing, stepping and scheduling, and their order.
 
 Also autograd graphs that outlive their step: a sum of losses, a list of tensors that keep their graph.
 """
@@ -18,6 +18,7 @@ from sightline.analysis.problems.trained_parameters import Training
 from sightline.analysis.problems.training_loop_events import LoopRecord, OptimizerRecord, StepRecord
 from sightline.analysis.step_summaries import backward_starts
 from sightline.data.trace_data import KINDS, REQUIRES_GRAD
+from sightline.data.training_steps import innermost_steps, scaler_updates
 from sightline.notation import bytes_text, number_text
 
 _SAMPLE: Final = 16  #: how many gradients of an optimizer are followed back
@@ -29,7 +30,6 @@ _PATIENCE: Final = 5  #: steps after which a scheduler should have stepped once
 _CHANGES_ALWAYS: Final = frozenset(
     "CosineAnnealingLR CosineAnnealingWarmRestarts ExponentialLR OneCycleLR CyclicLR".split()
 )
-_CLIPPING: Final = "nn/utils/clip_grad.py"
 
 
 @check(
@@ -214,41 +214,6 @@ def _created_here(context: ProblemContext, root: int, names: list[str]) -> bool:
 
 
 @check(
-    "clipped-after-step",
-    Severity.ERROR,
-    "The step has used the gradients as they were. Clip them between loss.backward() and optimizer.step().",
-)
-def clipped_after_step(context: ProblemContext) -> Iterator[Finding]:
-    """Gradients are clipped after the optimizer has used them."""
-    record = context.derived(LoopRecord)
-    data = context.data
-    clipping = {id for id, code in enumerate(data.codes) if code.file.replace("\\", "/").endswith(_CLIPPING)}
-    if not clipping or not record.steps or not record.backward:
-        return
-    inside = [code in clipping for code in data.frames.code.tolist()]
-    parents = data.frames.parent.tolist()
-    for frame, parent in enumerate(parents):  # a frame comes after the one that called it
-        inside[frame] = inside[frame] or (parent >= 0 and inside[parent])
-    positions = sorted({step.position for step in record.steps})
-    late: list[int] = []
-    last = -1
-    for op, frame in enumerate(data.ops.frame.tolist()):
-        if frame < 0 or not inside[frame] or data.ops.phase[op] != FORWARD:
-            continue
-        before = bisect_left(record.backward, op)
-        computed = record.backward[before - 1] if before else -1
-        step = bisect_left(positions, op + 1)
-        stepped = positions[step - 1] if step else -1
-        if computed < 0 or stepped <= computed:
-            return
-        if computed != last:
-            late.append(op)
-            last = computed
-    for op in late:
-        yield Finding("gradients are clipped after the step that used them", -1, int(context.frames[op]), op)
-
-
-@check(
     "learning-rate",
     Severity.ERROR,
     "These steps change nothing: look at how the rate is computed, and at what a scheduler makes of it.",
@@ -277,7 +242,7 @@ def scheduler_out_of_order(context: ProblemContext) -> Iterator[Finding]:
         context.data.info.get("exception") or context.data.info.get("unfinished")
     )
     stepped = {scheduler.optimizer for scheduler in record.schedulers if scheduler.steps}
-    scaled = any("_amp_" in name for name in context.bare_names)
+    updates = scaler_updates(context.data)
     for scheduler in record.schedulers:
         if not scheduler.created_at or not ended or context.data.info.get("last"):
             continue
@@ -296,10 +261,16 @@ def scheduler_out_of_order(context: ProblemContext) -> Iterator[Finding]:
                 f"{scheduler.type} is of an optimizer that never steps; {other}, which does, keeps its rate"
             )
             yield Finding(title, place=scheduler.created_at)
-        elif scheduler.early and count and not scaled:
+        elif scheduler.early and count and not _skipped_at_first(record, scheduler.optimizer, updates):
             call = f"{scheduler.type}.step()"
             title = f"{call} runs before the first optimizer.step(): the first rate is never used"
             yield Finding(title, place=scheduler.stepped_at, confidence=Confidence.CERTAIN)
+
+
+def _skipped_at_first(record: LoopRecord, optimizer: int, updates: list[int]) -> bool:
+    """Whether a gradient scaler skipped steps before the first one of an optimizer."""
+    steps = record.steps_of(optimizer)
+    return bool(updates and steps) and updates[0] < steps[0].position
 
 
 @check(
@@ -343,30 +314,29 @@ _LEAST_STEPS: Final = 3
 def graph_grows(context: ProblemContext) -> Iterator[Finding]:
     """A sum over the steps of a loop that keeps the graph of each step alive."""
     record = context.derived(LoopRecord)
-    steps = sorted(step.position for step in record.steps)
-    if len(steps) < _LEAST_STEPS:
+    if len(record.steps) < _LEAST_STEPS:
         return
+    starts = [step.first_op for step in innermost_steps(context.index.step_infos)]
     data = context.data
     has_graph = (data.values.flags & REQUIRES_GRAD) != 0
     sums: list[int] = []
-    depth: dict[int, int] = {}  # for each sum, how many steps it reaches back
+    summed: dict[int, frozenset[int]] = {}  # for each sum, the steps whose graphs it holds
     for op in np.flatnonzero(context.forward & context.named(_SUMS) & (data.ops.call < 0)).tolist():
         outputs = context.outputs(op)
         if not outputs or not has_graph[outputs[0]] or context.meta(outputs[0]).numel != 1:
             continue
-        old = []  # those of earlier steps
+        steps: frozenset[int] = frozenset()
         for value in context.inputs(op):
             producer = context.producer(value)
             if has_graph[value] and producer >= 0:
-                if bisect_right(steps, producer) != bisect_right(steps, op):
-                    old.append(value)
-        if old:
-            depth[outputs[0]] = 1 + max(depth.get(value, 0) for value in old)
+                steps |= summed.get(value) or {bisect_right(starts, producer)}
+        summed[outputs[0]] = steps
+        if len(steps) > 1:
             sums.append(op)
     for ops in context.by_line(sums, context.name):
-        longest = max(depth[context.outputs(op)[0]] for op in ops)
-        if longest >= _LEAST_STEPS - 1:
-            title = f"{context.written(ops[0])} sums up what still has its graph, over {longest + 1} steps"
+        count = max(len(summed[context.outputs(op)[0]]) for op in ops)
+        if count >= _LEAST_STEPS:
+            title = f"{context.written(ops[0])} sums up what still has its graph, over {count} steps"
             yield Finding(title, -1, int(context.frames[ops[0]]), ops[0], context.outputs(ops[0])[0])
 
 
@@ -380,8 +350,9 @@ def graph_kept(context: ProblemContext) -> Iterator[Finding]:
     """A tensor with its graph, made at one line in every step, and each is still held at the end."""
     record = context.derived(LoopRecord)
     steps = sorted(step.position for step in record.steps)
+    begins = [step.first_op for step in innermost_steps(context.index.step_infos)]
     rows = context.data.allocations
-    if len(steps) < _LEAST_STEPS + 1 or not len(rows) or context.data.info.get("last"):
+    if len(begins) < _LEAST_STEPS + 1 or not steps or not len(rows) or context.data.info.get("last"):
         return
     data = context.data
     has_graph = (data.values.flags & REQUIRES_GRAD) != 0
@@ -405,9 +376,9 @@ def graph_kept(context: ProblemContext) -> Iterator[Finding]:
         freed = len(steps) if end < 0 else bisect_right(steps, int(np.searchsorted(starts, end)))
         if freed >= len(steps):  # after the last step, or never
             line = context.visible(int(context.frames[producer])), context.name(producer)
-            kept.setdefault(line, {})[bisect_right(steps, producer)] = value
+            kept.setdefault(line, {})[bisect_right(begins, producer) - 1] = value
     for by_step in kept.values():
-        if len(by_step) >= len(steps) - 1 and all(step in by_step for step in range(1, len(steps) - 1)):
+        if len(by_step) >= len(begins) - 1 and all(step in by_step for step in range(1, len(begins) - 1)):
             value = by_step[min(by_step)]
             op = context.producer(value)
             size = bytes_text(context.meta(value).nbytes)

@@ -1,0 +1,129 @@
+"""A gradient scaler and what runs between the backward pass and the step: clipping, schedulers, warnings."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+import sightline as sl
+from tests.recording.engines import BOTH_ENGINES
+from tests.recording.problematic import found, kinds
+
+STEPS = 4
+
+
+def scaled(
+    *,
+    unscales: bool = False,
+    scale: float = 2.0**16,
+    enabled: bool = True,
+    clip: Any = nn.utils.clip_grad_norm_,
+    limit: float = 1.0,
+    scheduler_first: bool | None = None,
+    overflows: int = -1,
+    **options: Any,
+) -> Any:
+    """A trace of a training loop with a gradient scaler."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sl.trace(model, **options) as t:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled)
+        scheduler = StepLR(optimizer, 2)
+        for number in range(STEPS):
+            loss = F.cross_entropy(model(torch.randn(6, 4)), torch.randint(0, 3, (6,)))
+            loss = loss * float("inf") if number == overflows else loss
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            if clip is not None:
+                clip(model.parameters(), limit)
+            if scheduler_first:
+                scheduler.step()
+            scaler.step(optimizer)
+            scaler.update()
+            if scheduler_first is False:
+                scheduler.step()
+    return t
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("stats", [True, False])
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+def test_gradients_that_are_clipped_before_they_are_unscaled(engine: str, stats: bool, clip: Any) -> None:
+    t = scaled(engine=engine, stats=stats, clip=clip, scheduler_first=False)
+    (problem,) = found(t)
+    assert (problem.kind, problem.count) == ("scaled-gradients", STEPS)
+    assert problem.title.startswith(
+        f"{clip.__name__} clips gradients that the scaler has multiplied by 65,536 "
+    )
+    assert "1/65,536 of the limit" in problem.why
+    assert "scaler.unscale_(optimizer)" in problem.why
+    assert problem.place.endswith(" in scaled")
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unscales": True},
+        {"scale": 1.0},
+        {"scale": 1.0, "stats": True},
+        {"enabled": False},
+        {"clip": None},
+        {"limit": float("inf")},  # a way to compute the norm
+        {"clip": lambda parameters, _: nn.utils.get_total_norm([one.grad for one in parameters])},
+    ],
+)
+def test_gradients_that_are_divided_first_or_not_changed_are_healthy(engine: str, options: Any) -> None:
+    assert kinds(scaled(engine=engine, scheduler_first=False, **options)) == []
+
+
+def test_two_optimizers_of_which_one_is_unscaled() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (first, second)]
+    scaler = torch.amp.GradScaler("cpu")
+    with sl.trace() as t:
+        for _ in range(STEPS):
+            loss = second(first(torch.randn(6, 4))).square().mean()
+            for each in optimizers:
+                each.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizers[0])
+            nn.utils.clip_grad_norm_(first.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(second.parameters(), 1.0)  # the mistake
+            for each in optimizers:
+                scaler.step(each)
+            scaler.update()
+    (problem,) = found(t)
+    assert (problem.kind, problem.count) == ("scaled-gradients", STEPS)
+
+
+@BOTH_ENGINES
+def test_a_scheduler_before_a_scaled_step(engine: str) -> None:
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        t = scaled(engine=engine, clip=None, scheduler_first=True)
+    (problem,) = found(t)
+    assert (
+        problem.title == "StepLR.step() runs before the first optimizer.step(): the first rate is never used"
+    )
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize(("first", "expected"), [(False, []), (True, ["python-warning"])])
+def test_torch_warns_of_the_order_where_the_scaler_skips_the_first_step(
+    engine: str, first: bool, expected: list[str]
+) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        t = scaled(engine=engine, clip=None, scheduler_first=first, overflows=0)
+    assert [str(each.message)[:40] for each in shown] == ["Detected call of `lr_scheduler.step()` b"]
+    assert kinds(t) == expected
