@@ -25,7 +25,7 @@ UNDER_A_MODE: Final = {
     "scatter_add_": "scatter",
     "zeros": "zeros", "zero_": "", "new_zeros": "zeros", "_local_scalar_dense": "", "alias": "",
 }  # fmt: skip
-#: "A call that runs no op, such as `x.contiguous()` of a contiguous tensor, is not seen" by the native engine.
+#: "A call that runs no op, such as `x.contiguous()` of a contiguous tensor, is not seen" natively.
 WITHOUT_OPS: Final = frozenset(
     """Tensor.contiguous Tensor.requires_grad_ Tensor.data Tensor.to Tensor.float Tensor.type_as""".split()
 )
