@@ -85,7 +85,7 @@ def run(model: nn.Module, **inputs: Any) -> sl.Trace:
 
 def cnn() -> Graph:
     """Every call, with the shape of what flows."""
-    return run(Convolutional(), image=torch.randn(4, 3, 64, 64)).graph()
+    return run(Convolutional(), image=torch.randn(4, 3, 64, 64)).graph(fold=False)
 
 
 def gpt2(**options: Any) -> Graph:
@@ -217,7 +217,7 @@ PICTURES: Final[dict[str, Callable[[], Graph | str | bytes]]] = {
     "page-diff": page_diff,
     "cnn": cnn,
     "gpt2-folded": lambda: gpt2(fold=True),
-    "gpt2-depth-2": lambda: gpt2(depth=2),
+    "gpt2-depth-2": lambda: gpt2(fold=False, depth=2),
     "gpt2-screen": lambda: gpt2(fold=True, depth=3),
     "t5": t5,
     "lstm": lstm,

@@ -25,13 +25,13 @@ UNDER_A_MODE: Final = {
     "scatter_add_": "scatter",
     "zeros": "zeros", "zero_": "", "new_zeros": "zeros", "_local_scalar_dense": "", "alias": "",
 }  # fmt: skip
-#: "A call that runs no op, such as `x.contiguous()` of what is contiguous, is not seen" by the native engine.
+#: "A call that runs no op, such as `x.contiguous()` of a contiguous tensor, is not seen" natively.
 WITHOUT_OPS: Final = frozenset(
     """Tensor.contiguous Tensor.requires_grad_ Tensor.data Tensor.to Tensor.float Tensor.type_as""".split()
 )
-#: "Torch asks no function mode before …": the native engine alone sees these.
+#: "Torch calls no function mode before …": only the native engine sees these.
 NOT_OVERRIDABLE: Final = frozenset("torch.from_numpy Tensor.set_ Tensor.as_subclass Tensor.__repr__".split())
-#: "Printing a tensor …": the plain engine sees no op of it.
+#: "… the ops of printing": the plain engine sees none of them.
 PRINTING: Final = "Tensor.__repr__"
 
 
@@ -77,7 +77,7 @@ def recorded(t: sl.Trace) -> Recorded:
     for op in t.ops.where(level="aten"):
         name = UNDER_A_MODE.get(op.name, op.name)
         is_printing = op.parent is not None and op.parent.name == PRINTING
-        # "An op that raised before its kernel …" and "what a communication backend's threads run".
+        # "An op that raised before its kernel ran …" and "the ops of a communication backend's threads".
         if name and not op.raised and op.frame is not None and not is_printing:
             aten.setdefault(op.phase, Counter())[name] += 1
     calls = [

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from sightline.analysis.module_tree import brief_modules
 from sightline.analysis.step_summaries import StepSummary, backward_ops
 from sightline.analysis.value_names import root_names
 from sightline.data.index import Index
@@ -62,6 +63,8 @@ def _forward_of(content: StepContent) -> tuple[frozenset[str], bool]:
 
 def _contents(index: Index, steps: Sequence[StepSummary]) -> list[StepContent]:
     names, backwards = root_names(index), backward_ops(index.raw)
+    # Steps that each make their own `CrossEntropyLoss()` are alike.
+    names |= {module: type for type, same in brief_modules(index.raw).items() for module in same}
     stepped = _optimizers(index, [step.info for step in steps])
     return [
         StepContent(

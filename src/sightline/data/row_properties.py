@@ -71,7 +71,7 @@ class ValueProperties(Row):
 
     @property
     def previous(self) -> Value | None:
-        """The value that an in-place op replaced by it."""
+        """The value that it replaced, by an in-place op."""
         row: Value | None = linked_row("values", self._data, self._data.raw.values.previous[self.id])
         return row
 

@@ -111,7 +111,9 @@ class ValueColumns(Columns):
     slot: I32 = number(
         "which output of its producer; -1 where another value was changed", optional=True, row=False
     )
-    previous: I32 = ref("values", "the value that an in-place op replaced by it", optional=True, earlier=True)
+    previous: I32 = ref(
+        "values", "the value that it replaced, by an in-place op", optional=True, earlier=True
+    )
     base: I32 = ref("values", "the value it is a view of", optional=True, earlier=True)
     flags: I8 = bits(VALUE_FLAGS, "it requires a gradient")
 
@@ -185,10 +187,12 @@ class AllocationColumns(Columns):
     value: I32 = ref("values", "the first value in it", optional=True)
     nbytes: I64 = number("its size", unit="bytes")
     start: I64 = number("since the recording began", unit="ns")
-    end: I64 = number("likewise; -1 if it was not freed before the recording ended", unit="ns", optional=True)
+    end: I64 = number(
+        "when it was freed; -1 if it was not before the recording ended", unit="ns", optional=True
+    )
 
 
-@table("device_work", 'what devices did, in the order it began; with time="device"')
+@table("device_work", 'work of devices, in the order it began; with time="device"')
 class DeviceWorkColumns(Columns):
     """Work of devices (``time="device"``), in the order of start; times are ns since the recording began."""
 
