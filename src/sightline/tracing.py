@@ -69,7 +69,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
 
     ``capture`` keeps tensors: True for what every module returns, globs on module paths, or a `Capture`; they
     are ``t.tensors``. ``path="run.sight"`` writes the recording, and those tensors, while it runs: what it
-    takes in memory does not grow, and a killed process leaves everything up to its last half second. A
+    takes in memory does not grow, and a killed process leaves everything up to its last third of a second. A
     `Bundle` in its place says more about what is written: ``path=sl.Bundle("run.sight", overwrite=True)``.
     ``last=N`` keeps the last N ops, like a flight recorder. ``stats=True`` takes minimum, maximum, mean,
     deviation, norm, zeros, NaNs, infinities and a fingerprint of every floating result.

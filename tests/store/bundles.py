@@ -102,8 +102,8 @@ def all_views(trace: Trace) -> dict[str, str]:
     asked: dict[str, Callable[[], Any]] = {
         "overview": lambda: trace,
         "code": trace.code,
-        "code api": lambda: trace.code(level="api", torch_frames=True),
-        "code folded": lambda: trace.code(fold=True, names=True),
+        "code api": lambda: trace.code(level="api", torch_frames=True, fold=False),
+        "code folded": lambda: trace.code(names=True),
         "code tail": lambda: trace.code(tail=3),
         "source": trace.source,
         "log": trace.log,

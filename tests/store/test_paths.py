@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import sightline as sl
+from sightline.errors import UsageError
+from sightline.store.journal import JOURNAL
+from tests.builders import make_trace
 from tests.recording.engines import BOTH_ENGINES
 
 
@@ -67,3 +70,14 @@ def test_what_is_no_finished_recording_is_never_replaced(tmp_path: Path) -> None
         ):
             write(tmp_path / "notes")
     assert (tmp_path / "notes" / "todo.txt").exists()
+
+
+def test_a_recording_that_was_cut_off_is_neither_replaced_nor_promised_to_be(tmp_path: Path) -> None:
+    place = tmp_path / "run.sight"
+    recorded(path=place)
+    (place / "rank0.db").rename(place / JOURNAL)
+    for overwrite in (False, True):
+        with pytest.raises(UsageError) as caught:
+            make_trace(1).save(place, overwrite=overwrite)
+        assert "overwrite" not in str(caught.value)
+    assert (place / JOURNAL).exists()

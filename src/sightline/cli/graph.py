@@ -24,7 +24,7 @@ _TEXTS: Final = ("mermaid", "dot", "json", "list")
     "graph",
     cls=Command,
     epilog=examples(
-        "sightline graph run.sight -o run.svg --fold --depth 2",
+        "sightline graph run.sight -o run.svg --depth 2",
         "sightline graph run.sight -o layers.pdf --level module",
         "sightline graph run.sight --module 'blocks.0' --prune views --to list",
         "sightline graph run.sight --to dot | dot -Tpng > run.png",

@@ -94,7 +94,7 @@ _SHORT: Final = ("trace", "engine", "aten ops", "modules", "faults", "asked", ""
               help="Start N processes with torchrun, and record each.")  # fmt: skip
 # By --nproc, which reports for all processes; each writes into this folder where it is.
 @click.option("--launched", type=click.Path(path_type=Path), hidden=True)
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing at the end but where the recording is.")
+@click.option("-q", "--quiet", is_flag=True, help="At the end print only where the recording is, and what is missing in it.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context

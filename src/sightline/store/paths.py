@@ -41,6 +41,11 @@ def refuse_recording(folder: Path, fix: str) -> None:
     job = folder_of_job(folder)
     if job is not None:
         refuse_as_job(job)
+    if (folder / JOURNAL).exists() and not (folder / schema.DATABASE).exists():
+        raise UsageError(
+            f"{folder} holds a recording that is running or was cut off: use another name, finish it with "
+            "`sightline repair`, or remove it."
+        )
     if holds_recording(folder):
         raise UsageError(f"{folder} already holds a recording: {fix}.")
 

@@ -293,7 +293,7 @@ def test_one_that_begins_after_we_looked_is_not_written_over(
         return opened(path, *flags)
 
     monkeypatch.setattr(os, "open", late)
-    with pytest.raises(UsageError, match="already holds a recording"):
+    with pytest.raises(UsageError, match="holds a recording that is running"):
         journal_file.claim(tmp_path)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["rank0.journal"]
