@@ -185,7 +185,7 @@ def test_a_hint_is_spelled_for_who_reads_it() -> None:
         Hint.recording("ops", "both"),
         Hint.view("memory"),
     )
-    assert [str(each) for each in hints] == ["fold=False", "module='a b'", "ops='both'", "t.memory()"]
+    assert [str(each) for each in hints] == ["fold=False", "module='a b'", 'ops="both"', "t.memory()"]
     with for_command_line():
         assert [str(each) for each in hints] == [
             "--no-fold", "--module 'a b'", "sightline run --ops both", "--view memory",

@@ -1,4 +1,4 @@
-"""``sightline graph``: printed, or written as the end of the file name says."""
+"""``sightline graph``: printed, or written in the format of the suffix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_end_of_the_name_says_the_format(run: Path, tmp_path: Path, suffix: 
 
 def test_wrong_calls_are_one_sentence(run: Path, tmp_path: Path) -> None:
     assert misused("graph", run, "-o", "g.svg", "--to", "dot") == (
-        "--to is for printing; with -o the end of the file name says the format."
+        "--to is for printing; with -o the suffix of the file decides the format."
     )
     assert refused("graph", run, "-o", tmp_path / "g.xyz").startswith("'g.xyz' names no format of a graph")
     gone = tmp_path / "nowhere" / "g.dot"

@@ -134,7 +134,7 @@ def test_rows_are_made_as_they_are_asked_for(run: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("sightline.cli.ops._CHUNK", 4)
     monkeypatch.setattr("sightline.convert.context.TableContext", Counted)
-    rows = op_rows(trace, np.arange(len(trace.ops)), ("id", "arguments"))
+    rows = op_rows(trace.index, np.arange(len(trace.ops)), ("id", "arguments"))
     assert [next(rows)["id"] for _ in range(5)] == [0, 1, 2, 3, 4]
     assert len(read) == 8
 

@@ -361,8 +361,6 @@ def test_device_time_without_a_device(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("print('it ran')")
     done = run(tmp_path, "--time", "device", "net.py")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        'Error: --time "device" reads what a CUDA device spends, and torch sees none here: leave it out, or '
-        "record where torch.cuda.is_available().\n"
-    )
+    assert done.stderr.startswith("Error: ")
+    assert "torch sees none here: leave it out, or record where torch.cuda.is_available()." in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.py"]

@@ -85,7 +85,7 @@ def test_a_name_that_was_not_kept_names_the_near_ones(run: Path) -> None:
 def test_a_recording_without_tensors(tmp_path: Path) -> None:
     save(make_trace().data, tmp_path / "run.sight")
     assert told("tensors", tmp_path / "run.sight") == (
-        "(no tensors were kept: record with sl.trace(…, capture=True) or sightline run --capture GLOB)\n"
+        "(no tensors were kept: record with sightline run --capture GLOB)\n"
     )
     assert told("tensors", tmp_path / "run.sight", "--json") == ""
 
@@ -102,10 +102,10 @@ def test_a_dtype_that_numpy_does_not_know(tmp_path: Path) -> None:
 
 def test_wrong_calls(run: Path) -> None:
     assert misused("tensors", run, "--slice", "0") == (
-        "--slice goes with a KEY: it says which part of that tensor to draw."
+        "--slice needs a KEY: it chooses a part of that tensor to draw."
     )
     assert misused("tensors", run, "step0/head/output/0/0", "--slice", "a") == (
-        "Invalid value for --slice: 'a' is no list of whole numbers; write 0,2."
+        "Invalid value for --slice: 'a' is not a list of whole numbers; write 0,2."
     )
     assert refused("tensors", run, "head", "--slice", "0") == (
         "--slice is for one tensor; 'head' means 2: give 'step0/head/output/0/0', 'step1/head/output/1/0'."

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,21 +41,17 @@ from sightline.views.source_chain import (
 )
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
 
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
-
 #: How many ops are formatted together where lines are read one after the other.
 _WINDOW: Final = 512
 
 
-def code(trace: Trace, **options: Any) -> View:
+def code(index: Index, **options: Any) -> View:
     """Ops and shapes under the source lines that ran them; see `Trace.code` for the options."""
-    return View(tuple(code_lines(trace, window=None, **options)))
+    return View(tuple(code_lines(index, window=None, **options)))
 
 
 def code_lines(
-    trace: Trace, *, level: str | None = None, module: str | None = None, op: str | None = None,
+    index: Index, *, level: str | None = None, module: str | None = None, op: str | None = None,
     phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = True,
     torch_frames: bool = False, names: bool = False, stats: bool | None = None, all: bool = False,
     window: int | None = _WINDOW,
@@ -65,7 +61,6 @@ def code_lines(
     ``window`` ops are formatted together; the text does not depend on it. Only the highlighting of a source
     line does: a line that was already yielded is not updated by ops that run in it later.
     """
-    index = trace.index
     selection = Selection(module, op, phase, depth, tail)
     level = chosen_level(index, level)
     statistics = StatisticsIndex(index.raw, stats)

@@ -10,14 +10,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sightline.analysis.problems import FIRST, Problem, find, gap_texts, kinds_text
+from sightline.data.index import Index
 from sightline.views.problems import MARGIN, SURE, indented, severity_counts, severity_span, wrap_text
 from sightline.views.rendering import WIDTH, Block, Line, Span, View, cut, height, line, width
-
-if TYPE_CHECKING:
-    from sightline.api import Trace
 
 SCREEN: Final = 25  #: lines, with those about the recording's file
 _MAX_TITLE: Final = 3  #: lines of a title; one whose names are short may have more
@@ -29,21 +27,21 @@ _NAME: Final = re.compile(r"(?:…\.)?\b[A-Za-z_]\w*(?:\.\w+)+\b(?![:/])")
 _SENTENCE: Final = re.compile(r"(?<=[.;]) ")
 
 
-def last_screen(trace: Trace, where: str, room: int = SCREEN, *, noted: bool = False) -> View:
+def last_screen(index: Index, where: str, room: int = SCREEN, *, noted: bool = False) -> View:
     """What looks wrong in at most ``room`` lines; ``where`` is the recording as a command takes it.
 
     ``noted`` says that the exception which ended the run was printed above, with its note.
     """
-    problems = [_without_note(each) if noted else each for each in find(trace.index)]
+    problems = [_without_note(each) if noted else each for each in find(index)]
 
     def fit(columns: int) -> list[Line]:
         columns = min(columns, WIDTH)
-        return _screen(trace, problems, where, room, columns) if problems else [*_no_problems(trace, columns)]
+        return _screen(index, problems, where, room, columns) if problems else [*_no_problems(index, columns)]
 
     return View(tuple(fit(WIDTH)), fit=fit)
 
 
-def _screen(trace: Trace, problems: list[Problem], where: str, room: int, columns: int) -> list[Line]:
+def _screen(index: Index, problems: list[Problem], where: str, room: int, columns: int) -> list[Line]:
     """As many problems as fit, with the number of the others; the first one always."""
     counts = ", ".join(text for _, text in severity_counts(problems))
     blocks: list[Line] = [line(("problems: ", "dim"), (counts, "title"))]
@@ -63,7 +61,7 @@ def _screen(trace: Trace, problems: list[Problem], where: str, room: int, column
         blocks.append(
             line((f"and {len(problems) - shown} more: sightline show {where} --view problems", "dim"))
         )
-    return blocks + (_unchecked(trace, left - 1, columns) if left > 2 else [])
+    return blocks + (_unchecked(index, left - 1, columns) if left > 2 else [])
 
 
 def first_sections(view: View, room: int) -> View:
@@ -91,9 +89,9 @@ def first_sections(view: View, room: int) -> View:
     return View(tuple(cut_to_room(view.blocks)), fit=lambda columns: cut_to_room(view.within(columns)))
 
 
-def next_command(trace: Trace, where: str) -> str:
+def next_command(index: Index, where: str) -> str:
     """The command to type next: for the lineage of what is wrong, the code around it, or everything."""
-    problems = find(trace.index)
+    problems = find(index)
     if not problems:
         return f"sightline show {where}"
     first = problems[0]
@@ -113,16 +111,16 @@ def _without_note(problem: Problem) -> Problem:
     return replace(problem, detail="", why="The note above says why. Nothing after it was looked at.")
 
 
-def _no_problems(trace: Trace, columns: int) -> Iterator[Line]:
-    yield line(("problems: ", "dim"), ("none", "title"), f" found in {len(trace.ops):,} ops")
+def _no_problems(index: Index, columns: int) -> Iterator[Line]:
+    yield line(("problems: ", "dim"), ("none", "title"), f" found in {len(index.ops):,} ops")
     yield from (line((text, "dim")) for text in wrap_text(f"looked for {kinds_text()}", columns, "  "))
-    yield from _unchecked(trace, 6, columns)
+    yield from _unchecked(index, 6, columns)
 
 
-def _unchecked(trace: Trace, room: int, columns: int) -> list[Line]:
+def _unchecked(index: Index, room: int, columns: int) -> list[Line]:
     """What could not be checked, in at most ``room`` lines of whole sentences."""
     lines: list[Line] = []
-    for each in gap_texts(trace.index):
+    for each in gap_texts(index):
         texts = wrap_text(each, columns, "  ")
         if len(lines) + len(texts) <= room:
             lines += [line((text, "dim"), hang=2) for text in texts]

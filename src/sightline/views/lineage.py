@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, LineageStep, lineage_of
 from sightline.analysis.op_text import statistics_text
@@ -26,9 +26,6 @@ from sightline.hints import Hint
 from sightline.notation import position_text, value_text
 from sightline.views.rendering import WIDTH, Line, Span, View, cut, cut_end, line, printable, width
 from sightline.views.source_chain import PHASE_MARKS
-
-if TYPE_CHECKING:
-    from sightline.api import Trace
 
 _GAP: Final = "  "
 _CODE: Final = 24  #: the source line gets the columns that are left, but at least these
@@ -63,14 +60,14 @@ class LineageView(View):
 
 
 def lineage(
-    trace: Trace, value: Any, *, depth: int | None = None, level: str | None = None, everything: bool = False,
+    index: Index, value: Any, *, depth: int | None = None, level: str | None = None, everything: bool = False,
 ) -> LineageView:  # fmt: skip
     """What a value came from; see `Trace.lineage` for the options."""
-    target = find_value(trace.index, value)
+    target = find_value(index, value)
     row = target.value
-    index = row._data  # a row of an earlier snapshot belongs to that one
     most = MOST if depth is None else None
-    history = lineage_of(index, row.id, depth=DEPTH if depth is None else depth, level=level, most=most,
+    # A row of an earlier snapshot belongs to that one.
+    history = lineage_of(row._data, row.id, depth=DEPTH if depth is None else depth, level=level, most=most,
                          everything=everything)  # fmt: skip
     head = [] if target.set_by is None else [_assignment_line(str(value), target.set_by)]
     foot = [] if not history.excluded else [_excluded_line(history.excluded)]

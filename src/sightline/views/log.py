@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from sightline.analysis.fold import Variation, sizes_text
 from sightline.analysis.select import Mask, ModelPart, Selection, model_part
 from sightline.data import trace_data as d
+from sightline.data.index import Index
 from sightline.data.not_recorded import notes
 from sightline.errors import NothingMatched
 from sightline.hints import Hint
@@ -45,35 +46,32 @@ from sightline.views.log_fold import (
 from sightline.views.rendering import Line, Span, View, comment_lines, line
 from sightline.views.statistics_text import StatisticsIndex
 
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
 _FORWARD: Final = d.PHASES.index("forward")
 #: How many blocks are folded together: often only the beginning of a long recording is read.
 _WINDOW: Final = 4096
 _NUMBERED: Final = re.compile(r"(?<![^.])\d+(?![^.])")  #: in the path of a module: its position in a list
 
 
-def log(trace: Trace, **options: Any) -> View:
+def log(index: Index, **options: Any) -> View:
     """The blocks of a trace; see `Trace.log` and `log_lines` for the options."""
-    return View(tuple(log_lines(trace, **options)))
+    return View(tuple(log_lines(index, **options)))
 
 
 def log_lines(
-    trace: Trace, *, module: str | None = None, op: str | None = None, phase: str | None = None,
+    index: Index, *, module: str | None = None, op: str | None = None, phase: str | None = None,
     depth: int | None = None, tail: int | None = None, inside: bool = False, root: bool = True,
     title: str | None = None, tensor: TensorText = tensor_block_text, margin: str = "",
     stats: bool | None = None, fold: bool = True, all: bool = False,
 ) -> Iterator[Line]:  # fmt: skip
     """The lines of the blocks, lazily; without ``phase``, those of the forward pass."""
     selection = Selection(module, op, phase, depth, tail)
-    statistics = StatisticsIndex(trace.data, stats)
-    part = None if all or op is not None else model_part(trace.index)
-    builder = _LogBuilder(trace, selection, statistics, inside=inside or op is not None, root=root, part=part)
+    statistics = StatisticsIndex(index.raw, stats)
+    part = None if all or op is not None else model_part(index)
+    builder = _LogBuilder(index, selection, statistics, inside=inside or op is not None, root=root, part=part)
     steps = builder.steps()
     first = next(steps, None)
     excluded = "" if part is None else part.excluded_text(builder.chosen_ops)
-    head = comment_lines([excluded, *notes(trace.data)])
+    head = comment_lines([excluded, *notes(index.raw)])
     if first is None and selection.filters and not excluded:
         filters = ", ".join(f"{Hint.option(name, value)}" for name, value in selection.filters.items())
         raise NothingMatched(
@@ -136,12 +134,12 @@ class _LogBuilder:
     """The calls and ops of a trace as steps, and the block of each step."""
 
     def __init__(
-        self, trace: Trace, selection: Selection, statistics: StatisticsIndex, *, inside: bool, root: bool,
+        self, index: Index, selection: Selection, statistics: StatisticsIndex, *, inside: bool, root: bool,
         part: ModelPart | None = None,
     ) -> None:  # fmt: skip
-        self._index = trace.index
+        self._index = index
         self._statistics = statistics
-        self._data = data = trace.data
+        self._data = data = index.raw
         self._phase = _FORWARD if selection.phase is None else d.PHASES.index(selection.phase)
         self._inside = inside
         self._calls = self._call_mask(selection)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from sightline.analysis.memory import MemoryUsage, PeakTensor, Share, usage_of
 from sightline.analysis.op_text import api_call_of, backward_suffix, short_name, with_location
+from sightline.data.index import Index
 from sightline.data.trace_data import I64, PHASES
 from sightline.data.user_frames import user_frame
 from sightline.errors import NothingMatched
@@ -16,9 +17,6 @@ from sightline.hints import Hint
 from sightline.notation import bytes_text, time_text
 from sightline.views.rendering import WIDTH, Block, Cell, Column, Line, Span, View, fact_lines, grid, line
 from sightline.views.table_layout import fit_blocks
-
-if TYPE_CHECKING:
-    from sightline.api import Trace
 
 _MARGIN: Final = 11
 _HEIGHT: Final = 6  #: lines of the plot
@@ -30,16 +28,16 @@ _Row = list[str | Cell | tuple[str, str]]
 
 
 def memory(
-    trace: Trace, module: str | None = None, phase: str | None = None, depth: int | None = None
+    index: Index, module: str | None = None, phase: str | None = None, depth: int | None = None
 ) -> View:
     """The memory of a run; ``module`` and ``phase`` select, ``depth`` limits the names of modules."""
-    usages = usage_of(trace.index, module, phase, depth)
+    usages = usage_of(index, module, phase, depth)
     if not usages or not any(usage.peak.nbytes for usage in usages):
         if module is not None:
             raise NothingMatched(f"{Hint.option('module', module)} holds no memory in this trace.")
         return View((line(("memory  ", "dim"), "no tensor was recorded that holds memory"),))
     first, *others = usages
-    info = trace.data.info
+    info = index.raw.info
 
     def fit(room: int) -> list[Block]:
         room = min(room, WIDTH)

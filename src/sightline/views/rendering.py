@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Columns of a view as text; on a terminal it has the terminal's width, where that is less.
 WIDTH: Final = 100
+#: Columns for the title of a fact.
+MARGIN: Final = 11
 #: The meaning of a span, and how it looks in the terminal (rich) and in HTML (CSS).
 STYLES: Final = {
     "": ("", ""),
@@ -113,6 +115,15 @@ def comment_lines(notes: Iterable[str]) -> list[Line]:
     ['# compiled code ran']
     """
     return [line((f"# {note}", "dim")) for note in notes if note]
+
+
+def fact_line(title: str, *parts: str | Span | tuple[str, str], margin: int = MARGIN) -> Line:
+    """A fact as a line of prose: its title, and its text from column ``margin`` on.
+
+    >>> fact_line("verdict", "the same").text
+    'verdict    the same'
+    """
+    return line((f"{title:<{margin}}", "dim"), *parts, hang=margin)
 
 
 def fact_lines(title: str, parts: Sequence[str], margin: int, room: int) -> list[Line]:

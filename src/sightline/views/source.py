@@ -15,12 +15,13 @@ import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sightline.analysis.line_costs import LineRecord, Lines, LineTally, tally_lines
 from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
 from sightline.data.file_owners import installed_file
+from sightline.data.index import Index
 from sightline.data.not_recorded import other_threads
 from sightline.data.source_files import syntax_tree
 from sightline.data.trace_data import PHASES, TraceData
@@ -34,9 +35,6 @@ from sightline.views.rendering import width as text_width
 from sightline.views.source_chain import PHASE_MARKS
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
 
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
 _CALLS: Final = 7  # columns for how often a line ran
 _TIME: Final = 11  # columns for its time
 _WIDTHS: Final = {"op time": _TIME, "host time": _TIME, "device time": 13}  # by title
@@ -46,13 +44,12 @@ _CONTEXT: Final = 4  # lines kept at both ends of a long part where nothing ran
 _MAX_OPS, _MAX_SHAPES = 16, 12  # listed on one line
 
 
-def source(trace: Trace, *, file: str | None = None, level: str | None = None, module: str | None = None,
+def source(index: Index, *, file: str | None = None, level: str | None = None, module: str | None = None,
            op: str | None = None, phase: str | None = None, depth: int | None = None, tail: int | None = None,
            width: int = 100, stats: bool | None = None) -> View:  # fmt: skip
     """The user's files, annotated line by line; see `Trace.source` for the options."""
     if type(width) is not int or width < 40:
         raise UsageError(f"width={argument_text(width)} must be a whole number from 40 up.")
-    index = trace.index
     statistics_index = StatisticsIndex(index.raw, stats)
     mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, level))
     files = _selected_files(index.raw, file)
