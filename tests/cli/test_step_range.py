@@ -61,8 +61,10 @@ def test_every_table_is_that_of_the_step(trained: Path, tmp_path: Path) -> None:
 
 def test_graphs_and_tensors_of_a_step(trained: Path) -> None:
     whole, one = (told("graph", trained, "--to", "list", *step) for step in ((), ("--step", "0")))
-    assert " ×4 -> " in whole  # one line for four steps
-    assert "×" not in one
+    assert "net: " in whole
+    assert "net, step 0: " in one
+    assert "item(mean) ×4" in whole
+    assert "item(mean)\n" in one
     keys = [
         json.loads(line)["key"] for line in told("tensors", trained, "--step", "2", "--json").splitlines()
     ]

@@ -63,7 +63,7 @@ def test_the_graph_has_the_model_alone_and_says_so(trained: sl.Trace) -> None:
 def test_a_lineage_ends_at_the_model(trained: sl.Trace) -> None:
     value = next(call for call in trained.module_calls if call.module.path == "transformer.wte").outputs[0]
     shown, every = str(trained.lineage(value)), str(trained.lineage(value, all=True))
-    assert shown.splitlines()[-1].startswith("# left out: what made ")
+    assert shown.splitlines()[-1].startswith("# left out: the origin of ")
     assert shown.splitlines()[-1].endswith("outside the model; all=True shows it")
     assert "left out" not in every
     assert len(every.splitlines()) > len(shown.splitlines())

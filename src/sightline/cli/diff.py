@@ -75,7 +75,7 @@ def command(
     if b is None and len(rank) < 2 and step_b is None:
         raise click.UsageError("Missing argument B; two ranks or steps of A: --rank 0 --rank 1, or --step-b.")
     if len(rank) > 2:
-        raise click.UsageError("--rank can be given once for both recordings, or twice: one rank for each.")
+        raise click.UsageError("--rank is given once for both recordings, or twice: one rank for each.")
     first, second = opened(a, "a", open_recording), opened(a if b is None else b, "b", open_recording)
     ranks = (rank[0], rank[-1]) if rank else None
     names = {}

@@ -29,8 +29,8 @@ def command(recording: str) -> None:
 
     Every table, source file and kept tensor is read, and the invariants of the recording are checked: ids
     resolve, calls nest, values are produced before they are used. The exit code is 0 if it is sound, else 1.
-    The recording of a process that was killed, or still runs, can be sound `but not finished`. Of a
-    distributed job every rank is checked, or the one of `--rank`.
+    The recording of a process that was killed, or still runs, is reported as `sound, but not finished`. Of
+    a distributed job every rank is checked, or the one of `--rank`.
     """
     trace = open_recording(recording)
     folder = trace._folder

@@ -1,4 +1,4 @@
-"""The end of ``sightline run``: what failed or looks wrong, on one screen, and what to type next.
+"""The end of ``sightline run``: failures and problems on one screen, and the command to type next.
 
 The most serious and most certain problem comes first. Those that do not fit are counted: ``show --view
 problems`` has them.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from sightline.analysis.problems import FIRST, Problem, find, gap_texts, kinds_text
@@ -28,11 +27,17 @@ _SENTENCE: Final = re.compile(r"(?<=[.;]) ")
 
 
 def last_screen(index: Index, where: str, room: int = SCREEN, *, noted: bool = False) -> View:
-    """What looks wrong in at most ``room`` lines; ``where`` is the recording as a command takes it.
+    """The problems of a run in at most ``room`` lines; ``where`` is the recording as a command takes it.
 
     ``noted`` says that the exception which ended the run was printed above, with its note.
     """
-    problems = [_without_note(each) if noted else each for each in find(index)]
+    problems = find(index)
+    if noted:  # without the text of the note
+        why = "The note above says why. Nothing after it was looked at."
+        problems = [
+            replace(each, detail="", why=why) if each.kind == FIRST and each.detail else each
+            for each in problems
+        ]
 
     def fit(columns: int) -> list[Line]:
         columns = min(columns, WIDTH)
@@ -51,7 +56,8 @@ def _screen(index: Index, problems: list[Problem], where: str, room: int, column
         lines = list(_block(each, columns))
         rest = 1 if shown + 1 < len(problems) else 0
         if len(lines) + rest > left:
-            lines = lines[: _without_advice(lines)]
+            advice = sum(any(span.style == "dim" for span in each.spans) for each in lines)
+            lines = lines[: len(lines) - advice]
         if shown and len(lines) + rest > left:
             break
         blocks += lines
@@ -67,7 +73,7 @@ def _screen(index: Index, problems: list[Problem], where: str, room: int, column
 def first_sections(view: View, room: int) -> View:
     """The sections of a view, which blank lines separate, as far as they fit into ``room`` lines.
 
-    Of the first one, the lines that fit: what was recorded comes before everything else.
+    Of the first section, the lines that fit: it describes the recording.
     """
 
     def cut_to_room(blocks: Iterable[Block]) -> list[Block]:
@@ -90,7 +96,7 @@ def first_sections(view: View, room: int) -> View:
 
 
 def next_command(index: Index, where: str) -> str:
-    """The command to type next: for the lineage of what is wrong, the code around it, or everything."""
+    """The command to type next: for the lineage of the first problem, the code around it, or everything."""
     problems = find(index)
     if not problems:
         return f"sightline show {where}"
@@ -104,13 +110,6 @@ def next_command(index: Index, where: str) -> str:
     return f"sightline show {where} --view problems"
 
 
-def _without_note(problem: Problem) -> Problem:
-    """A failure without what the note of the exception says."""
-    if problem.kind != FIRST or not problem.detail:
-        return problem
-    return replace(problem, detail="", why="The note above says why. Nothing after it was looked at.")
-
-
 def _no_problems(index: Index, columns: int) -> Iterator[Line]:
     yield line(("problems: ", "dim"), ("none", "title"), f" found in {len(index.ops):,} ops")
     yield from (line((text, "dim")) for text in wrap_text(f"looked for {kinds_text()}", columns, "  "))
@@ -118,7 +117,7 @@ def _no_problems(index: Index, columns: int) -> Iterator[Line]:
 
 
 def _unchecked(index: Index, room: int, columns: int) -> list[Line]:
-    """What could not be checked, in at most ``room`` lines of whole sentences."""
+    """The checks that were not possible, in at most ``room`` lines of whole sentences."""
     lines: list[Line] = []
     for each in gap_texts(index):
         texts = wrap_text(each, columns, "  ")
@@ -128,11 +127,11 @@ def _unchecked(index: Index, room: int, columns: int) -> list[Line]:
 
 
 def _block(problem: Problem, columns: int) -> Iterator[Line]:
-    """A problem: what, where, what to do. Names are shortened where it is long; nothing else is."""
+    """A problem: its title, its line, and advice. Of a long one the names are shortened, nothing else."""
     room = columns - MARGIN
     text = f"{cut(problem.title, _MESSAGE)} — {problem.detail}" if problem.detail else problem.title
     text = f"{text} [{problem.kind}]"
-    # What the program's exception says is quoted as it is.
+    # The message of the program's exception is quoted unchanged.
     titles = wrap_text(text if problem.kind == FIRST else shorten_names(text, _MAX_TITLE * room), room)
     style = "warn" if problem.kind == "unmatched" else "title"
     yield line(severity_span(problem), (titles[0], style))
@@ -156,13 +155,10 @@ def shorten_names(text: str, room: int) -> str:
     for parts in _ENDS:
         if width(text) <= room:
             break
-        text = _NAME.sub(partial(_name_end, parts), text)
+        names = {name: name.split(".") for name in _NAME.findall(text)}
+        ends = {name: f"….{'.'.join(words[-parts:])}" for name, words in names.items() if len(words) > parts}
+        text = _NAME.sub(lambda name: ends.get(name[0], name[0]), text)  # noqa: B023 — called at once
     return text
-
-
-def _name_end(parts: int, name: re.Match[str]) -> str:
-    kept = name[0].split(".")[-parts:]
-    return name[0] if name[0].count(".") < parts else f"….{'.'.join(kept)}"
 
 
 def _advice_lines(text: str, columns: int = WIDTH) -> list[str]:
@@ -172,8 +168,3 @@ def _advice_lines(text: str, columns: int = WIDTH) -> list[str]:
         text = " ".join(sentences[:-1]).rstrip(";")
         lines = wrap_text(text, columns - MARGIN, "  ")
     return lines
-
-
-def _without_advice(lines: list[Line]) -> int:
-    """How many lines a problem has without its advice."""
-    return sum(not any(span.style == "dim" for span in one.spans) for one in lines)

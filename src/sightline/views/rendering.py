@@ -61,7 +61,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: spans after a prefix that shows its depth."""
+    """One line: spans after a prefix for its depth."""
 
     spans: tuple[Span, ...] = ()
     prefix: str = ""
@@ -340,7 +340,15 @@ def _parts(block: Block) -> list[tuple[Span, ...]]:
     rows = [head, *block.rows, *([block.footer] if block.footer else [])]
     widths = column_widths(block)
     rule = (Span("─" * (sum(widths) + 2 * (len(widths) - 1)), "dim"),)
-    lines = [_pad_row(block.columns, widths, row) for row in rows]
+    lines: list[tuple[Span, ...]] = []
+    for row in rows:
+        parts: list[Span] = []
+        for at, (column, size) in enumerate(zip(block.columns, widths, strict=True)):
+            cell = row[at] if at < len(row) else Span("")
+            pad = Span(" " * (size - cell_width(cell)))
+            parts += [pad, *_spans(cell)] if column.right else [*_spans(cell), pad]
+            parts += [Span("  ")] * (at < len(widths) - 1)
+        lines.append(tuple(parts))
     lines.insert(1, rule)
     if block.footer:
         lines.insert(len(lines) - 1, rule)
@@ -356,24 +364,13 @@ def column_widths(table: Grid) -> list[int]:
     ]
 
 
-def _pad_row(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> tuple[Span, ...]:
-    parts: list[Span] = []
-    for index, (column, size) in enumerate(zip(columns, widths, strict=True)):
-        cell = row[index] if index < len(row) else Span("")
-        pad = Span(" " * (size - cell_width(cell)))
-        parts += [pad, *_spans(cell)] if column.right else [*_spans(cell), pad]
-        if index < len(widths) - 1:
-            parts.append(Span("  "))
-    return tuple(parts)
-
-
 #: Limits of a page, in lines and rows and in characters: with more, a notebook is slow or does not open.
 _HTML_LINES: Final = 4000
 _HTML_CHARACTERS: Final = 1 << 20
 
 
 def _html_blocks(blocks: Sequence[Block]) -> Iterator[Block]:
-    """The blocks a page shows: all, or the first and a line that says how much is left out."""
+    """The blocks a page shows: all, or the first ones and a line with the number of the others."""
     lines = characters = 0
     for at, block in enumerate(blocks):
         room = _HTML_LINES - lines if characters <= _HTML_CHARACTERS else 0

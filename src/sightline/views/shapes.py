@@ -18,7 +18,7 @@ from sightline.notation import dtype_name, size_text
 from sightline.views.rendering import cut, width
 
 ARROW: Final = " → "
-#: In full; without what the output repeats; only what the output changes; only the output.
+#: In full; without the parts that the output repeats; only its changes; only the output.
 FULL, SHORT, SHORTEST, RESULT = range(4)
 #: The pattern of each short form, and its meaning.
 _KEY: Final = (
@@ -40,7 +40,7 @@ class Item:
     label: str
     dtype: str
     sizes: tuple[str, ...]
-    suffix: str  #: layout and device, where they are worth saying
+    suffix: str  #: layout and device, if they are unusual
     count: int = 1
 
     def text(self, *, dtype: bool = True, label: bool = True, skip: int = 0) -> str:
@@ -166,7 +166,9 @@ class Exchanges:
     def _items(self, form: int, metas: Sequence[int]) -> tuple[Item, ...]:
         if form not in self._labels:
             paths = self._data.forms[form].slots() if form >= 0 else []
-            self._labels[form] = [_label(path) for path in paths]
+            # The keyword, field or key that leads to each tensor.
+            matches = [_NAME.search(path) for path in paths]
+            self._labels[form] = [match[0] if match else "" for match in matches]
         labels = self._labels[form]
         items: list[Item] = []
         for position, meta in enumerate(metas):
@@ -182,12 +184,6 @@ class Exchanges:
         layout = "" if layout == "strided" else f" {layout}"
         device = "" if self._one_device or meta.device == "cpu" else f"@{meta.device}"
         return Item(label, dtype_name(meta.dtype), tuple(map(size_text, meta.sizes)), layout + device)
-
-
-def _label(path: str) -> str:
-    """The name of a tensor: the keyword, field or key that leads to it."""
-    match = _NAME.search(path)
-    return match[0] if match else ""
 
 
 def _merge(kinds: list[tuple[tuple[Item, ...], tuple[Item, ...]]]) -> Exchange:

@@ -1,4 +1,4 @@
-"""``t.source()``: the user's own files, with what ran on each line, loops and calls taken together.
+"""``t.source()``: the user's own files, with the ops that ran on each line, loops and calls taken together.
 
 Only functions that ran are shown. Below a line stand its ops and the shapes of their results, at its right
 how often it ran and its *op time*: the time of the ops that ran on it or in functions it called, without the
@@ -167,12 +167,12 @@ def _source_warning(data: TraceData, path: str) -> str:
         )
     if sources.texts is not None:  # the saved text is what ran, whatever is on this machine
         return "" if path in sources.whole else "Only the lines that ran were saved of this file."
-    if recorded is None:  # not a file: a cell of a notebook
+    if recorded is None:  # no file: a cell of a notebook
         return ""
     try:
         now = os.stat(path)
     except OSError:
-        return "This file is missing now; what is shown is what Python still remembers of it."
+        return "This file is missing now; the text shown is the one that Python still has in memory."
     if (now.st_mtime_ns, now.st_size) != (recorded.mtime_ns, recorded.size):
         return "This file changed since the recording: its lines may not be the ones that ran."
     return ""
@@ -186,7 +186,7 @@ def _annotate(
     digits: int,
     width: int,
 ) -> Iterator[Line]:
-    """A source line, and below it what ran there."""
+    """A source line, and below it the ops that ran there."""
     gutter = Span(f"{number:>{digits}} │ ", "dim")
     if not every:
         yield Line((gutter, Span(cut(text, width - digits - 3 - _CALLS - _TIME), "code")))
@@ -228,8 +228,12 @@ def _ops_lines(
     if tally.shapes:
         shapes = _list_words([*tally.shapes], _MAX_SHAPES, room - len("-> "))
         words += [Span("-> " + shapes[0], "shape"), *(Span(word, "shape") for word in shapes[1:])]
-    if statistics is not None:
-        words = _with_statistics(words, statistics)
+    if statistics is not None:  # after a semicolon the range of the results, and the non-finite elements
+        facts = [Span(statistics.range)] if statistics.range else []
+        facts += [span for span in statistics.wrong if span.style]
+        if facts:
+            words[-1] = Span(words[-1].text + ";", words[-1].style)
+            words += [*(Span(fact.text + ",", fact.style) for fact in facts[:-1]), facts[-1]]
     if tally.raised:
         words.append(Span(f"!! raised{f' ×{tally.raised}' if tally.raised > 1 else ''}", "error"))
     for number, row in enumerate(_rows(words, room)):
@@ -238,17 +242,6 @@ def _ops_lines(
             used = sum(text_width(span.text) for span in parts)
             parts.append(Span(f"{times:>{width - used}}", "dim"))
         yield Line(tuple(parts))
-
-
-def _with_statistics(words: list[Span], statistics: ValueStatistics) -> list[Span]:
-    """The words of a row, and after a semicolon the range of the results and how many are not finite."""
-    wrong = [span for span in statistics.wrong if span.style]
-    parts = [*([Span(statistics.range)] if statistics.range else []), *wrong]
-    if not parts:
-        return words
-    last = words[-1]
-    parts = [Span(word.text + ",", word.style) for word in parts[:-1]] + parts[-1:]
-    return [*words[:-1], Span(last.text + ";", last.style), *parts]
 
 
 def _list_words(items: Sequence[str], most: int, room: int) -> list[str]:
@@ -323,18 +316,12 @@ def _add_functions(node: ast.AST, ran: set[int], shown: set[int]) -> bool:
         else:
             first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
             shown.update(range(first, body.stop))
-            shown.difference_update(_docstring(child))
+            head = child.body[0]
+            if (
+                isinstance(head, ast.Expr)
+                and isinstance(head.value, ast.Constant)
+                and isinstance(head.value.value, str)
+            ):
+                shown.difference_update(range(head.lineno + 1, (head.end_lineno or head.lineno) + 1))
         _add_functions(child, ran, shown)
     return any_ran
-
-
-def _docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> range:
-    """The lines of a docstring except its first."""
-    first = node.body[0]
-    if (
-        isinstance(first, ast.Expr)
-        and isinstance(first.value, ast.Constant)
-        and isinstance(first.value.value, str)
-    ):
-        return range(first.lineno + 1, (first.end_lineno or first.lineno) + 1)
-    return range(0)
