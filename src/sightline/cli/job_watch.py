@@ -166,6 +166,7 @@ class JobWatch:
         click.echo(newline + text, err=True)
 
     def _ranks(self) -> list[_Position]:
+        """The positions that the ranks have written, in the order of the ranks."""
         positions = []
         with suppress(OSError):
             for file in self._positions.glob("*.json"):

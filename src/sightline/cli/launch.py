@@ -83,7 +83,7 @@ def _wait(process: subprocess.Popen[bytes], watch: JobWatch | None) -> int:
                     return process.wait(None if watch is None else _LOOK_SECONDS)
                 except subprocess.TimeoutExpired:
                     assert watch is not None
-                    with suppress(Exception):  # the job goes on, whatever becomes of a message
+                    with suppress(Exception):  # a failed message must not end the job
                         watch.look()
     finally:
         signal.signal(signal.SIGTERM, before)

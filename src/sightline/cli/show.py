@@ -98,7 +98,12 @@ def command(
     view = view or ("code" if given else "overview")
     for name in given:
         if name not in options_of(view):
-            raise click.UsageError(_wrong_option_text(name, view))
+            taken = _join_words([_flag(each) for each in options_of(view)], "and") or "no filters"
+            homes = _join_words([each for each in VIEWS if name in options_of(each)], "or")
+            raise click.UsageError(
+                f"{_flag(name)} does not go with --view {view}, which takes {taken}; "
+                f"it goes with --view {homes}."
+            )
     if view == "problems" and step is not None:  # this view reads the step of every rank
         given["step"], step = step, None
     trace = open_recording(recording, step)
@@ -131,13 +136,6 @@ def _open_page(recording: str, view: str | None, step: str | None, given: dict[s
     open_temporary(open_recording(recording, step), Path(recording.rstrip("/")).stem)
 
 
-def _wrong_option_text(name: str, view: str) -> str:
-    """The error for an option that a view does not take."""
-    taken = _join_words([_flag(each) for each in options_of(view)], "and") or "no filters"
-    homes = _join_words([each for each in VIEWS if name in options_of(each)], "or")
-    return f"{_flag(name)} does not go with --view {view}, which takes {taken}; it goes with --view {homes}."
-
-
 def _join_words(words: Sequence[str], last: str) -> str:
     return f" {last} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
@@ -151,7 +149,7 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
     from sightline.views.rendering import WIDTH
 
     room = screen.room
-    if "width" in given:  # requested, whatever the terminal has
+    if "width" in given:  # requested, on any terminal
         room = None
     elif "width" in options_of(view):
         given["width"] = room or WIDTH

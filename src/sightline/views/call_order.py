@@ -68,21 +68,17 @@ class _Calls:
             while parent >= 0 and not shown[parent]:
                 parent = parents[parent]
             self._children.setdefault(parent, []).append(call)
-        self._keys = self._call_keys()
-
-    def _call_keys(self) -> dict[int, int]:
-        """A key for each call, the same for calls of one module with the same calls inside."""
-        calls = self._data.calls
+        #: A key for each call, the same for calls of one module with the same calls inside.
+        self._keys: dict[int, int] = {}
+        calls = data.calls
         ended = (calls.flags & (RAISED | UNFINISHED)).tolist()
         own = list(
             zip(calls.module.tolist(), ended, calls.phase.tolist(), self._without.tolist(), strict=True)
         )
         numbers: dict[tuple[object, ...], int] = {}
-        keys: dict[int, int] = {}
         for call in sorted((call for group in self._children.values() for call in group), reverse=True):
-            children = tuple(keys[child] for child in self._children.get(call, ()))
-            keys[call] = numbers.setdefault((own[call], children), len(numbers))
-        return keys
+            children = tuple(self._keys[child] for child in self._children.get(call, ()))
+            self._keys[call] = numbers.setdefault((own[call], children), len(numbers))
 
     def lines(self, *, completion: bool) -> Iterator[Line]:
         """The lines in order, without recursion: a model may be deeper than Python's stack."""

@@ -85,7 +85,7 @@ class SourceChains:
         self._first_shown: dict[Chain, int] = {}
 
     def depth(self, frame: int, *, whole: bool = False) -> int:
-        """How many lines are above what runs in a frame."""
+        """How many lines are above the ops of a frame."""
         return len((self._all if whole else self._visible).of(frame))
 
     def _read_chain(self, frame: int, call: int) -> Chain:
@@ -143,11 +143,11 @@ class CodeFold:
             key, numbers = self._variation.op_key(self._ops.ids[at])
             shown = self._chains.shown(self._ops.frames[at])
             keys.append((ids.setdefault((shown, key), len(ids)), numbers))
-        return fold_alike([keys[kind] for kind in self._ops.kinds], self._is_loop, self._loop_start)
 
-    def _is_loop(self, ops: Sequence[int]) -> bool:
-        """Whether the source has a loop around all these ops, or an optimizer loops over its weights."""
-        return all(self._ops.phase(at) == "optimizer" for at in ops) or bool(self._loops_of(ops))
+        def is_loop(ops: Sequence[int]) -> bool:  # of the source, or of an optimizer over its weights
+            return all(self._ops.phase(at) == "optimizer" for at in ops) or bool(self._loops_of(ops))
+
+        return fold_alike([keys[kind] for kind in self._ops.kinds], is_loop, self._loop_start)
 
     def _loops_of(self, ops: Sequence[int]) -> list[Loop]:
         """The loops around some ops, the innermost first, also those in frames that are not shown.

@@ -121,8 +121,7 @@ def _answer(diff: Diff, room: int) -> Iterator[Line]:
         return
     yield fact_line("verdict", (f"{text}: ", style), divergence.text)
     yield line()
-    yield from _sides(divergence, room)
-    yield fact_line("error", _error_text(diff, divergence))
+    yield from _sides(diff, divergence, room)
     if diff.parting is not None and _are_ranks(diff):
         yield fact_line("ops part", diff.parting.text)
     others = diff.divergences[1:]
@@ -138,8 +137,8 @@ def _are_ranks(diff: Diff) -> bool:
     return all("rank" in trace.info for trace in (diff.a, diff.b))
 
 
-def _sides(divergence: Divergence, room: int) -> Iterator[Line]:
-    """The op of the divergence on each side: its position, its module and its source line."""
+def _sides(diff: Diff, divergence: Divergence, room: int) -> Iterator[Line]:
+    """The op of the divergence on each side with its source line, the error and the statistics of both."""
     for name, label in (("a", divergence.reason.a), ("b", divergence.reason.b)):
         if label is None:
             yield fact_line(name, ("nothing", "dim"))
@@ -150,21 +149,15 @@ def _sides(divergence: Divergence, room: int) -> Iterator[Line]:
         )
         if label.code:
             yield line(" " * MARGIN, (cut(label.code, room - MARGIN), "code"))
-
-
-def _error_text(diff: Diff, divergence: Divergence) -> str:
-    """The error of the divergence, in which value, and the statistics of both sides."""
     values = (diff.comparison.a, divergence.value_a), (diff.comparison.b, divergence.value_b)
-    texts = list(dict.fromkeys(str(side.index.values[value]) for side, value in values))
+    texts = dict.fromkeys(str(side.index.values[value]) for side, value in values)
     text = f"{error_text(divergence.verdict.error)} in {' | '.join(texts)}"
     numbers = [each for each in (side.numbers(value) for side, value in values) if each is not None]
-    if len(numbers) < 2:
-        return text
-    ranges = (
+    ranges = [
         f"{number_text(each.min)} … {number_text(each.max)}, mean {number_text(each.mean)}"
         for each in numbers
-    )
-    return f"{text}: {' | '.join(ranges)}"
+    ]
+    yield fact_line("error", f"{text}: {' | '.join(ranges)}" if len(ranges) == 2 else text)
 
 
 def _growth(diff: Diff, room: int) -> Iterator[Block]:

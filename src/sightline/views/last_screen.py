@@ -41,7 +41,14 @@ def last_screen(index: Index, where: str, room: int = SCREEN, *, noted: bool = F
 
     def fit(columns: int) -> list[Line]:
         columns = min(columns, WIDTH)
-        return _screen(index, problems, where, room, columns) if problems else [*_no_problems(index, columns)]
+        if problems:
+            return _screen(index, problems, where, room, columns)
+        searched = wrap_text(f"looked for {kinds_text()}", columns, "  ")
+        return [
+            line(("problems: ", "dim"), ("none", "title"), f" found in {len(index.ops):,} ops"),
+            *(line((text, "dim")) for text in searched),
+            *_unchecked(index, 6, columns),
+        ]
 
     return View(tuple(fit(WIDTH)), fit=fit)
 
@@ -108,12 +115,6 @@ def next_command(index: Index, where: str) -> str:
     if first.value is not None:
         return f"sightline lineage {where} '${first.value}'"
     return f"sightline show {where} --view problems"
-
-
-def _no_problems(index: Index, columns: int) -> Iterator[Line]:
-    yield line(("problems: ", "dim"), ("none", "title"), f" found in {len(index.ops):,} ops")
-    yield from (line((text, "dim")) for text in wrap_text(f"looked for {kinds_text()}", columns, "  "))
-    yield from _unchecked(index, 6, columns)
 
 
 def _unchecked(index: Index, room: int, columns: int) -> list[Line]:

@@ -251,7 +251,16 @@ class _LineageTable:
         for kind in dict.fromkeys(leaf.kind for leaf in leaves):
             chosen = [leaf for leaf in leaves if leaf.kind == kind]
             outdated = {leaf.id for leaf in chosen if self._running.is_outdated(leaf.id, step.op)}
-            yield list(_leaf_spans(kind, chosen, outdated))
+            plural = kind if kind in ("state", "external", "evicted") else f"{kind}s"
+            prefix = f"{kind if len(chosen) == 1 else plural} "
+            spans: list[Span] = []
+            for leaf in chosen[:_MAX_NAMED]:  # parameters fc.weight f32[3, 8], fc.bias f32[3]
+                text = f"{'' if spans else prefix}{_value_name(leaf)} {leaf}"
+                statistics = _OUTDATED if leaf.id in outdated else statistics_text(leaf)
+                bad = leaf.stats is not None and not leaf.stats.finite
+                style = "error" if bad else "warn" if kind in ("external", "evicted") else ""
+                spans.append(Span(f"{text} ({statistics})" if statistics else text, style))
+            yield [*spans, *_more(len(chosen))]
         below = {id for child in step.children for id in self._lineage.steps[child].values}
         yield self._list("↓ ", [id for id in step.sources if id not in below and id != shown])
         yield self._list("saved ", step.saved)
@@ -267,22 +276,6 @@ class _LineageTable:
             *(Span(f"{'' if at else prefix}{name}", "dim") for at, name in enumerate(names)),
             *_more(len(ids)),
         ]
-
-
-def _leaf_spans(kind: str, leaves: Sequence[Value], outdated: set[int]) -> Iterator[Span]:
-    """``parameters fc.weight f32[3, 8], fc.bias f32[3]``; with their statistics, if they were recorded.
-
-    Those of running statistics that were updated since are left out.
-    """
-    plural = kind if kind in ("state", "external", "evicted") else f"{kind}s"
-    prefix = kind if len(leaves) == 1 else plural
-    for number, leaf in enumerate(leaves[:_MAX_NAMED]):
-        text = f"{'' if number else prefix + ' '}{_value_name(leaf)} {leaf}"
-        statistics = _OUTDATED if leaf.id in outdated else statistics_text(leaf)
-        bad = leaf.stats is not None and not leaf.stats.finite
-        style = "error" if bad else "warn" if kind in ("external", "evicted") else ""
-        yield Span(f"{text} ({statistics})" if statistics else text, style)
-    yield from _more(len(leaves))
 
 
 def _more(count: int) -> Iterator[Span]:

@@ -1,6 +1,6 @@
 """``log()``: module calls and operations as blocks, in the order they ran.
 
-A call without calls inside is a leaf and one block; what runs inside it is left out by default. Every
+A call without calls inside is a leaf and one block; the ops inside it are left out by default. Every
 operation outside leaves has a block: as the user wrote it, or the aten op where no API call was recorded.
 """
 
@@ -182,7 +182,7 @@ class _LogBuilder:
         return chosen
 
     def _leaves(self, selection: Selection) -> Mask:
-        """The calls that are one block: nothing inside them is shown."""
+        """The calls that are one block, without the calls and ops inside."""
         calls = self._data.calls
         leaf = np.ones(len(calls), dtype=np.bool_)
         inner = self._calls & (calls.parent >= 0)
@@ -200,7 +200,7 @@ class _LogBuilder:
     # -- steps -----------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
-        """Every block in order: a container is opened, contains what ran inside it, and is closed."""
+        """Every block in order: a container is opened, contains its calls and ops, and is closed."""
         calls = self._data.calls
         firsts, ends, parents = calls.first_op.tolist(), calls.end_op.tolist(), calls.parent.tolist()
         ops = np.flatnonzero(self._ops).tolist()
@@ -309,22 +309,22 @@ class _LogBuilder:
 
     def _metas(self, values: Sequence[tuple[int, ...]]) -> list[d.TensorMeta]:
         """The metas of values; sizes that differ between runs are ranges."""
-        return [self._meta(each) for each in values]
-
-    def _meta(self, values: tuple[int, ...]) -> d.TensorMeta:
-        ids = dict.fromkeys(self._data.values.meta[list(values)].tolist())
-        metas: list[d.TensorMeta] = [self._data.metas[meta] for meta in ids]
-        first = metas[0]
-        if len(metas) == 1:
-            return first
-        if len({len(meta.shape) for meta in metas}) > 1:  # an optimizer treats weights of any rank alike
-            rank: Any = ("…",)
-            return replace(first, shape=rank, symbols=())
-        sizes: tuple[Any, ...] = tuple(
-            column[0] if len(set(column)) == 1 else sizes_text(column)
-            for column in zip(*(meta.sizes for meta in metas), strict=True)
-        )
-        return replace(first, shape=sizes, symbols=())
+        result = []
+        for each in values:
+            metas = [
+                self._data.metas[id] for id in dict.fromkeys(self._data.values.meta[list(each)].tolist())
+            ]
+            meta = metas[0]
+            if len(metas) > 1:
+                sizes: tuple[Any, ...] = ("…",)  # an optimizer treats weights of any rank alike
+                if len({len(other.shape) for other in metas}) == 1:
+                    sizes = tuple(
+                        column[0] if len(set(column)) == 1 else sizes_text(column)
+                        for column in zip(*(other.sizes for other in metas), strict=True)
+                    )
+                meta = replace(meta, shape=sizes, symbols=())
+            result.append(meta)
+        return result
 
     def _statistics_spans(self, values: Sequence[tuple[int, ...]]) -> list[tuple[Span, ...]]:
         """The statistics of each value, over all runs."""

@@ -255,17 +255,16 @@ def slot_labels(title: str, form: Form, count: int) -> list[str]:
     with_tensors = [position for position, item in enumerate(form.args) if _holds_tensor(item)]
     if len(with_tensors) == 1:  # the only argument with tensors needs no number, only the path inside it
         paths = [path.removeprefix(f"[{with_tensors[0]}]") for path in paths]
-    return [f"{title} {_label(path)}".rstrip() for path in paths]
-
-
-def _label(path: str) -> str:
-    """A key path as a label: ``[1]`` is ``1``, ``['logits']`` is ``logits``, ``.key`` is ``key``."""
-    if _POSITION.fullmatch(path):
-        return path[1:-1]
-    if path.startswith("['"):
-        key, _, rest = path[2:].partition("']")
-        return key + rest
-    return path.removeprefix(".")
+    labels = []
+    for path in paths:  # [1] is 1, ['logits'] is logits, .key is key
+        label = path.removeprefix(".")
+        if _POSITION.fullmatch(path):
+            label = path[1:-1]
+        elif path.startswith("['"):
+            key, _, rest = path[2:].partition("']")
+            label = key + rest
+        labels.append(f"{title} {label}".rstrip())
+    return labels
 
 
 def constants_text(form: Form, skip: int = 0) -> str:

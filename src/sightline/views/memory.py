@@ -57,7 +57,7 @@ def memory(
         for title, shares in (("module", first.by_module(depth)), ("line", first.by_line())):
             blocks += [line(), _table(title, shares, first.peak.nbytes)]
         blocks += [line(), _tensors(first), line()]
-        for title, parts in (*_allocator_notes(usages, info), *_notes(first, info)):
+        for title, parts in _notes(usages, info):
             blocks += fact_lines(title, parts, MARGIN, room)
         return blocks
 
@@ -176,8 +176,8 @@ def _producer(tensor: PeakTensor) -> tuple[tuple[str, str], ...]:
     return (short_name(call) + backward_suffix(call), "op"), (module, "module"), (position, "dim")
 
 
-def _allocator_notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """The figures of the devices' allocators for the same run."""
+def _notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """The figures of the devices' allocators for the same run, and the limits of the view."""
     allocators = info.get("allocator")
     known = {usage.device: usage for usage in usages}
     for device, numbers in sorted(allocators.items()) if isinstance(allocators, dict) else ():
@@ -197,14 +197,11 @@ def _allocator_notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Ite
         else:
             parts.append(f"most {bytes_text(most)}, before the block")
         yield "allocator", parts
-
-
-def _notes(usage: MemoryUsage, info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    if not usage.exact:
+    if not usages[0].exact:
         yield "note", ["this recording does not say when storages were freed: each counts until its last use"]
     if info.get("ops") == "none":
         yield "note", ['with ops="none" only inputs and outputs of modules are seen']
     if info.get("last"):
         yield "note", [f"memory freed before the last {info['last']:,} ops is unknown"]
-    counted = ["storages of recorded tensors, until torch frees them" if usage.exact else "storages"]
+    counted = ["storages of recorded tensors, until torch frees them" if usages[0].exact else "storages"]
     yield "counted", [*counted, "without the workspaces of ops"]

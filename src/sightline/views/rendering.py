@@ -178,8 +178,8 @@ def cell_width(cell: Cell) -> int:
 class View:
     """A finished view: ``str(v)`` is plain text, ``v.print()`` goes to the terminal.
 
-    The text has only what standard output can write, so that ``print(v)`` never fails. It is 100 columns
-    wide, so that it is the same everywhere; on a terminal it has the terminal's width. ``fit`` makes the
+    The text has only characters that standard output can write, so that ``print(v)`` never fails. It is 100
+    columns wide, so that it is the same everywhere; on a terminal it has the terminal's width. ``fit`` makes the
     blocks for a width, where wrapping lines and cutting cells is not enough.
 
     >>> print(View((line("hello"),)))
@@ -190,7 +190,7 @@ class View:
     fit: Callable[[int], Iterable[Block]] | None = field(
         default=None, repr=False, compare=False, kw_only=True
     )
-    #: Whether it keeps its width, whatever the terminal has.
+    #: Whether it keeps its width on every terminal.
     fixed: bool = field(default=False, repr=False, compare=False, kw_only=True)
 
     def within(self, room: int | None) -> Iterable[Block]:
@@ -220,10 +220,14 @@ class View:
             printer.write(block)
 
     def _repr_html_(self) -> str:
-        body = "".join(
-            _html_lines(blocks) if lines else "".join(map(_html_table, blocks))
-            for lines, blocks in groupby(_html_blocks(self.blocks), lambda block: isinstance(block, Line))
-        )
+        body = ""
+        for prose, group in groupby(_html_blocks(self.blocks), lambda block: isinstance(block, Line)):
+            blocks: list[Any] = list(group)
+            if prose:  # HTML ignores the newline after the tag
+                rows = (_html_spans((Span(each.prefix, "dim"), *each.spans)) for each in blocks)
+                body += "\n".join([_PRE, *rows]) + "</pre>"
+            else:
+                body += "".join(map(_html_table, blocks))
         return (
             '<div class="sightline" style="font-family:ui-monospace,Menlo,Consolas,monospace;'
             f'font-size:12px;line-height:1.45;overflow-x:auto">{body}</div>'
@@ -394,11 +398,6 @@ def _rows(block: Block) -> int:
 
 #: If a page's styles are stripped, the tag still keeps the indentation.
 _PRE: Final = '<pre style="margin:0;padding:0;border:0;background:none;font:inherit;color:inherit">'
-
-
-def _html_lines(lines: Iterable[Any]) -> str:
-    rows = (_html_spans((Span(each.prefix, "dim"), *each.spans)) for each in lines)
-    return "\n".join([_PRE, *rows]) + "</pre>"  # HTML ignores the newline after the tag
 
 
 def _html_table(block: Any) -> str:

@@ -28,7 +28,7 @@ _KEY: Final = (
     (re.compile(r"\d…\d"), "N…M: from call to call"),
     (re.compile(r"→ same"), "same: as the input"),
     (re.compile(r"\[…, "), "[…, N]: leading sizes as in the input"),
-    (re.compile(r"^→ "), "→ alone: what came out"),
+    (re.compile(r"^→ "), "→ alone: the output"),
 )
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -172,18 +172,17 @@ class Exchanges:
         labels = self._labels[form]
         items: list[Item] = []
         for position, meta in enumerate(metas):
-            item = self._item(labels[position] if position < len(labels) else "", self._data.metas[meta])
+            tensor: TensorMeta = self._data.metas[meta]
+            layout = tensor.layout.removeprefix("torch.")
+            suffix = "" if layout == "strided" else f" {layout}"
+            suffix += "" if self._one_device or tensor.device == "cpu" else f"@{tensor.device}"
+            label = labels[position] if position < len(labels) else ""
+            item = Item(label, dtype_name(tensor.dtype), tuple(map(size_text, tensor.sizes)), suffix)
             if items and replace(items[-1], count=1) == item:
                 items[-1] = replace(items[-1], count=items[-1].count + 1)
             else:
                 items.append(item)
         return tuple(items)
-
-    def _item(self, label: str, meta: TensorMeta) -> Item:
-        layout = meta.layout.removeprefix("torch.")
-        layout = "" if layout == "strided" else f" {layout}"
-        device = "" if self._one_device or meta.device == "cpu" else f"@{meta.device}"
-        return Item(label, dtype_name(meta.dtype), tuple(map(size_text, meta.sizes)), layout + device)
 
 
 def _merge(kinds: list[tuple[tuple[Item, ...], tuple[Item, ...]]]) -> Exchange:

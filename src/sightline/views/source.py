@@ -165,7 +165,7 @@ def _source_warning(data: TraceData, path: str) -> str:
         return (
             "The source is not at hand: no such file, or its text was not saved. Only line numbers are shown."
         )
-    if sources.texts is not None:  # the saved text is what ran, whatever is on this machine
+    if sources.texts is not None:  # saved with the recording: the text that ran
         return "" if path in sources.whole else "Only the lines that ran were saved of this file."
     if recorded is None:  # no file: a cell of a notebook
         return ""
@@ -280,14 +280,9 @@ def shown_lines(texts: Sequence[str], ran: Iterable[int]) -> list[int]:
         return sorted({near for at in ran for near in (at - 1, at, at + 1) if 0 < near <= len(texts)} | ran)
     shown = set(ran)
     _add_functions(tree, ran, shown)
-    return _shorten_gaps(sorted(at for at in shown if at > 0), ran)
-
-
-def _shorten_gaps(numbers: Sequence[int], ran: set[int]) -> list[int]:
-    """The lines without the middle of long parts where nothing ran."""
-    kept: list[int] = []
+    kept: list[int] = []  # without the middle of long parts where nothing ran
     quiet: list[int] = []
-    for number in [*numbers, -1]:
+    for number in [*sorted(at for at in shown if at > 0), -1]:
         if number > 0 and number not in ran:
             quiet.append(number)
             continue

@@ -170,18 +170,18 @@ def align_statistics(placed: Sequence[PlacedEntry]) -> list[PlacedEntry]:
         if notes is False:
             result += entries
             continue
-        widths = [_columns(entry) if isinstance(entry, Note) else 0 for entry, _ in entries]
+        widths = [
+            sum(width(printable(span.text)) for span in entry.content)
+            if isinstance(entry, Note) and entry.statistics
+            else 0
+            for entry, _ in entries
+        ]
         column = max((wide for wide in widths if wide <= _ALIGNED), default=0)
         for (entry, repeats), wide in zip(entries, widths, strict=True):
             if isinstance(entry, Note) and wide < column:
                 entry = replace(entry, pad=column - wide)
             result.append((entry, repeats))
     return result
-
-
-def _columns(note: Note) -> int:
-    """The width of an op that has statistics after it; else 0."""
-    return sum(width(printable(span.text)) for span in note.content) if note.statistics else 0
 
 
 def entry_line(entry: Entry, repeats: Sequence[int] = ()) -> Line:
