@@ -179,7 +179,7 @@ class View:
     """A finished view: ``str(v)`` is plain text, ``v.print()`` goes to the terminal.
 
     The text has only characters that standard output can write, so that ``print(v)`` never fails. It is 100
-    columns wide, so that it is the same everywhere; on a terminal it has the terminal's width. ``fit`` makes the
+    columns wide, so that it is the same everywhere; on a terminal it has the width of that. ``fit`` makes the
     blocks for a width, where wrapping lines and cutting cells is not enough.
 
     >>> print(View((line("hello"),)))
