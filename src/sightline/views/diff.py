@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.compare.comparison import ModuleRow
 from sightline.compare.side import OpLabel
 from sightline.compare.values import State
 from sightline.hints import Hint
@@ -210,32 +209,29 @@ _STATES: Final = {
 
 def modules_view(diff: Diff) -> View:
     """The table of a comparison, a row for each pair of calls in the order they ended."""
-    rows = diff.modules
+    modules = diff.modules
+    divergence = diff.divergence
+    first = None if divergence is None or divergence.reason.a is None else divergence.reason.a.module
 
     def fit(room: int) -> list[Block]:
-        if not rows:
+        if not modules:
             return [line("(no module calls to compare)")]
-        plot = "".join(bar(row.error) for row in rows if row.state is not State.UNKNOWN)
-        table = grid(
-            (Column("module"), Column("class"), Column("result"), Column("error", right=True), Column("")),
-            [_row(row, diff, min(room, WIDTH)) for row in rows],
-        )
-        along = line(("along the depth  ", "dim"), (plot[: room - 17], "number"))
-        return [table, line(), along]
+        rows: list[list[Span | str]] = []
+        for each in modules:
+            text, style = _STATES[each.state]
+            kind = each.type_a if each.type_a == each.type_b else f"{each.type_a} | {each.type_b}"
+            name = cut_end(each.name, min(room, WIDTH) * 45 // 100)
+            error = error_text(each.error) if each.state is not State.UNKNOWN else ""
+            mark = " ← first" if each.a == first and each.state is not State.SAME else ""
+            rows.append([Span(name, "module"), Span(cut_end(kind, min(room, WIDTH) // 4), "dim"),
+                         Span(text, style), error, Span(f"{bar(each.error)}{mark}", "number")])  # fmt: skip
+        titles = (
+            Column("module"), Column("class"), Column("result"), Column("error", right=True), Column(""),
+        )  # fmt: skip
+        plot = "".join(bar(each.error) for each in modules if each.state is not State.UNKNOWN)
+        return [grid(titles, rows), line(), line(("along the depth  ", "dim"), (plot[: room - 17], "number"))]
 
     return View(tuple(fit(WIDTH)), fit=fit)
-
-
-def _row(row: ModuleRow, diff: Diff, room: int) -> tuple[Span | str | tuple[str, str], ...]:
-    text, style = _STATES[row.state]
-    kind = row.type_a if row.type_a == row.type_b else f"{row.type_a} | {row.type_b}"
-    divergence = diff.divergence
-    first = divergence is not None and divergence.reason.a is not None and divergence.reason.a.module == row.a
-    mark = " ← first" if first and row.state is not State.SAME else ""
-    error = error_text(row.error) if row.state is not State.UNKNOWN else ""
-    name = cut_end(row.name, room * 45 // 100)
-    return (Span(name, "module"), Span(cut_end(kind, room // 4), "dim"), Span(text, style), error,
-            Span(f"{bar(row.error)}{mark}", "number"))  # fmt: skip
 
 
 _AROUND: Final = 12  #: rows shown before and after the divergence

@@ -171,20 +171,17 @@ class _LineageTable:
             if step.call < 0:
                 mark = "" if step.name.endswith(" backward") else PHASE_MARKS.get(step.phase, "")
                 op = mark + (step.name or "view")
-            yield _Row(first, rest, step, self._values(step), printable(op), printable(place))
+            ids = sorted(step.values)  # $26,$27 f32[2, 4, 8]: the results, with the shape of the first
+            if len(ids) > 2 and ids[-1] - ids[0] == len(ids) - 1:
+                values = f"{value_text(ids[0])}…{value_text(ids[-1])}"
+            else:
+                values = ",".join(value_text(value) for value in step.values[:3])
+                values += f"+{len(ids) - 3}" if len(ids) > 3 else ""
+            values = printable(f"{values} {self._index.values[step.values[0]]}")
+            yield _Row(first, rest, step, values, printable(op), printable(place))
             for number, child in reversed(list(enumerate(step.children))):
                 trunk = number == len(step.children) - 1
                 stack.append((child, rest, rest) if trunk else (child, f"{rest}├ ", f"{rest}│ "))
-
-    def _values(self, step: LineageStep) -> str:
-        """``$26,$27 f32[2, 4, 8]``: the results, with the shape of the first."""
-        ids = sorted(step.values)
-        if len(ids) > 2 and ids[-1] - ids[0] == len(ids) - 1:
-            text = f"{value_text(ids[0])}…{value_text(ids[-1])}"
-        else:
-            text = ",".join(value_text(value) for value in step.values[:3])
-            text += f"+{len(ids) - 3}" if len(ids) > 3 else ""
-        return printable(f"{text} {self._index.values[step.values[0]]}")
 
     def _line(self, row: _Row) -> Line:
         value, op, place, module = self._widths

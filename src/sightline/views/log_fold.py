@@ -57,10 +57,28 @@ class _Tree:
 def fold_blocks(
     steps: Sequence[Step], key_of: Callable[[Step], BlockKey], loop_start: LoopStart, fold: bool
 ) -> Iterator[FoldedBlock]:
-    """The blocks of some steps in order; with ``fold`` repeated ones only once."""
+    """The blocks of some steps in order; with ``fold`` repeated ones only once.
+
+    Without recursion: a model may be deeper than Python's stack.
+    """
     if not fold:
-        return (FoldedBlock(kind, (id,), depth) for kind, id, depth in steps)
-    return _blocks(_trees(steps, key_of), loop_start)
+        yield from (FoldedBlock(kind, (id,), depth) for kind, id, depth in steps)
+        return
+    stack: list[tuple[list[_Tree], int, int] | FoldedBlock] = []
+    stack += reversed(_fold_siblings([[tree] for tree in _trees(steps, key_of)], 0, loop_start))
+    while stack:
+        item = stack.pop()
+        if isinstance(item, FoldedBlock):
+            yield item
+            continue
+        trees, times, deeper = item
+        first, ids = trees[0], tuple(tree.id for tree in trees)
+        depth = first.depth + deeper
+        yield FoldedBlock(first.kind, ids, depth, times)
+        if first.kind == OPEN:
+            stack.append(FoldedBlock(CLOSE, ids, depth))
+            children = [list(group) for group in zip(*(tree.children for tree in trees), strict=True)]
+            stack += reversed(_fold_siblings(children, deeper, loop_start))
 
 
 def _trees(steps: Iterable[Step], key_of: Callable[[Step], BlockKey]) -> list[_Tree]:
@@ -84,25 +102,6 @@ def _trees(steps: Iterable[Step], key_of: Callable[[Step], BlockKey]) -> list[_T
         other = [*numbers[1], *(number for child in children for number in child.numbers[1])]
         tree.numbers = tuple(whole), tuple(other)
     return top
-
-
-def _blocks(top: Sequence[_Tree], loop_start: LoopStart) -> Iterator[FoldedBlock]:
-    """The trees as blocks, without recursion: a model may be deeper than Python's stack."""
-    stack: list[tuple[list[_Tree], int, int] | FoldedBlock] = []
-    stack += reversed(_fold_siblings([[tree] for tree in top], 0, loop_start))
-    while stack:
-        item = stack.pop()
-        if isinstance(item, FoldedBlock):
-            yield item
-            continue
-        trees, times, deeper = item
-        first, ids = trees[0], tuple(tree.id for tree in trees)
-        depth = first.depth + deeper
-        yield FoldedBlock(first.kind, ids, depth, times)
-        if first.kind == OPEN:
-            stack.append(FoldedBlock(CLOSE, ids, depth))
-            children = [list(group) for group in zip(*(tree.children for tree in trees), strict=True)]
-            stack += reversed(_fold_siblings(children, deeper, loop_start))
 
 
 def _fold_siblings(

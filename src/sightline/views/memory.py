@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.memory import MemoryUsage, PeakTensor, Share, usage_of
+from sightline.analysis.memory import MemoryUsage, Share, usage_of
 from sightline.analysis.op_text import api_call_of, backward_suffix, short_name, with_location
 from sightline.data.index import Index
 from sightline.data.trace_data import I64, PHASES
@@ -151,29 +151,27 @@ def _table(title: str, shares: list[Share], whole: int) -> Block:
 
 
 def _tensors(usage: MemoryUsage) -> Block:
+    """The largest tensors at the peak, with the op that produced them and the reason they are kept."""
     rows: list[_Row] = []
     for tensor in usage.largest(_LARGEST):
-        shape = str(tensor.value) if tensor.value is not None else "evicted"
+        value = tensor.value
+        op = None if value is None else value.producer
+        name, module, position = tensor.name or ("" if value is None else value.kind), "", ""
+        if op is not None and (not tensor.name or tensor.use == "other"):
+            call, frame = api_call_of(op), user_frame(op)
+            name = short_name(call) + backward_suffix(call)
+            module = "" if call.module is None else call.module.label
+            position = "" if frame is None else frame.position
         kept = tensor.why if tensor.for_op is None else f"{tensor.why} {short_name(tensor.for_op)}"
         if tensor.use in ("parameters", "buffers", "gradients", "optimizer state"):
             kept = tensor.use.removesuffix("s")
-        rows.append([bytes_text(tensor.nbytes), (shape, "shape"), *_producer(tensor), (kept, "dim")])
+        shape = "evicted" if value is None else str(value)
+        rows.append([bytes_text(tensor.nbytes), (shape, "shape"), (name, "op"), (module, "module"),
+                     (position, "dim"), (kept, "dim")])  # fmt: skip
     columns = [Column("largest", right=True), Column("tensor", least=12), Column("made by", least=16),
                Column("module", least=10, end=True), Column("line", least=16, end=True),
                Column("kept", least=16)]  # fmt: skip
     return grid(columns, rows)
-
-
-def _producer(tensor: PeakTensor) -> tuple[tuple[str, str], ...]:
-    """The op, module and line that produced a tensor; for one without an op, its name or kind."""
-    op = None if tensor.value is None else tensor.value.producer
-    if op is None or (tensor.name and tensor.use != "other"):
-        kind = "" if tensor.value is None else tensor.value.kind
-        return (tensor.name or kind, "op"), ("", ""), ("", "")
-    call, frame = api_call_of(op), user_frame(op)
-    module = "" if call.module is None else call.module.label
-    position = "" if frame is None else frame.position
-    return (short_name(call) + backward_suffix(call), "op"), (module, "module"), (position, "dim")
 
 
 def _notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
