@@ -56,16 +56,16 @@ def source(index: Index, *, file: str | None = None, level: str | None = None, m
     times = {"op time": index.raw.ops.duration}
     if index.device_durations is not None:
         times = {"host time": index.raw.ops.duration, "device time": index.device_durations}
-    every = {
+    by_title = {
         title: tally_lines(index, mask, lambda path: path not in files, time) for title, time in times.items()
     }
-    elsewhere = [*_elsewhere(every, named=file is not None), *comment_lines([other_threads(index.raw)])]
+    elsewhere = [*_elsewhere(by_title, named=file is not None), *comment_lines([other_threads(index.raw)])]
 
     def fit(room: int) -> list[Line]:
         blocks: list[Line] = []
-        titles = list(every) if min(room, width) >= _MIN_WIDTH_FOR_BOTH else list(every)[-1:]
-        for path in every[titles[0]].files:
-            records = {title: every[title].files[path] for title in titles}
+        titles = list(by_title) if min(room, width) >= _MIN_WIDTH_FOR_BOTH else list(by_title)[-1:]
+        for path in by_title[titles[0]].files:
+            records = {title: by_title[title].files[path] for title in titles}
             blocks += [*_file_lines(index.raw, path, records, statistics_index, min(room, width)), Line()]
         blocks += elsewhere
         return blocks[:-1] if blocks and not blocks[-1].spans else blocks
@@ -93,13 +93,13 @@ def _selected_files(data: TraceData, pattern: str | None) -> set[str]:
     return files
 
 
-def _elsewhere(every: Mapping[str, Lines], *, named: bool) -> list[Line]:
-    lines = next(iter(every.values()))
+def _elsewhere(by_title: Mapping[str, Lines], *, named: bool) -> list[Line]:
+    lines = next(iter(by_title.values()))
     if not lines.elsewhere:
         return [] if lines.files else [line(("(no ops were recorded)", "dim"))]
     count = f"{lines.elsewhere} op{'s' if lines.elsewhere > 1 else ''}"
     where = "outside these files" if named else "under no line of your own files"
-    times = [(title, time_text(each.elsewhere_time)) for title, each in every.items()]
+    times = [(title, time_text(each.elsewhere_time)) for title, each in by_title.items()]
     text = times[0][1] if len(times) == 1 else ", ".join(f"{title} {time}" for title, time in times)
     return [line((f"{count} ran {where}, {text}.", "dim"))]
 
@@ -107,13 +107,13 @@ def _elsewhere(every: Mapping[str, Lines], *, named: bool) -> list[Line]:
 def _file_lines(
     data: TraceData,
     path: str,
-    every: Mapping[str, dict[int, LineRecord]],
+    by_title: Mapping[str, dict[int, LineRecord]],
     statistics_index: StatisticsIndex,
     width: int,
 ) -> Iterator[Line]:
-    """One file: its header, then the functions that ran; ``every`` has the lines by title of their time."""
-    records = next(iter(every.values()))
-    yield _header(path, every, width)
+    """One file: its header, then the functions that ran; ``by_title`` has their lines by title of the time."""
+    records = next(iter(by_title.values()))
+    yield _header(path, by_title, width)
     for text in textwrap.wrap(_source_warning(data, path), width - 2):
         yield line((f"  {text}", "warn"))
     texts = [text.rstrip("\n") for text in data.source_lines.lines(path)]
@@ -124,14 +124,14 @@ def _file_lines(
             yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
         last = number
         text = texts[number - 1] if 0 < number <= len(texts) else ""
-        line_records = {title: each[number] for title, each in every.items()} if number in records else {}
+        line_records = {title: each[number] for title, each in by_title.items()} if number in records else {}
         yield from _annotate(number, text, line_records, statistics_index, digits, width)
     if last < len(texts):
         yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
 
 
-def _header(path: str, every: Mapping[str, dict[int, LineRecord]], width: int) -> Line:
-    title, records = list(every.items())[-1]
+def _header(path: str, by_title: Mapping[str, dict[int, LineRecord]], width: int) -> Line:
+    title, records = list(by_title.items())[-1]
     with_ops = sum(bool(record.phases) for record in records.values())
     totals = dict.fromkeys(PHASES, 0)
     for record in records.values():
@@ -141,9 +141,9 @@ def _header(path: str, every: Mapping[str, dict[int, LineRecord]], width: int) -
     about = f"{with_ops} line{'s' if with_ops != 1 else ''} with ops"
     about += f": {'device ' if title == 'device time' else ''}{', '.join(times)}" if times else ""
     name = cut_end(short_path(path), width // 2)
-    titles = f"{'runs':>{_CALLS}}" + _in_columns({title: title for title in every})
+    titles = f"{'runs':>{_CALLS}}" + _in_columns({title: title for title in by_title})
     room = width - text_width(name) - 2
-    if "op time" not in every:  # two times need their titles
+    if "op time" not in by_title:  # two times need their titles
         room -= len(titles) + 1
     about = cut(about, room) if room > 0 else ""
     gap = width - text_width(name) - 2 - len(about) - len(titles)
@@ -181,17 +181,17 @@ def _source_warning(data: TraceData, path: str) -> str:
 def _annotate(
     number: int,
     text: str,
-    every: Mapping[str, LineRecord],
+    by_title: Mapping[str, LineRecord],
     statistics_index: StatisticsIndex,
     digits: int,
     width: int,
 ) -> Iterator[Line]:
     """A source line, and below it the ops that ran there."""
     gutter = Span(f"{number:>{digits}} │ ", "dim")
-    if not every:
+    if not by_title:
         yield Line((gutter, Span(cut(text, width - digits - 3 - _CALLS - _TIME), "code")))
         return
-    record, totals = next(iter(every.values())), {title: each.time for title, each in every.items()}
+    record, totals = next(iter(by_title.values())), {title: each.time for title, each in by_title.items()}
     times = _in_columns({title: time_text(time) if time else "" for title, time in totals.items()})
     room = width - digits - 3 - _CALLS - len(times)
     shown = cut(text, room)
@@ -203,7 +203,7 @@ def _annotate(
     below = Span(" " * digits + " │ " + " " * min(indent, width // 8), "dim")
     for phase in PHASES:
         if phase in record.phases:
-            tallies = {title: each.phases[phase] for title, each in every.items()}
+            tallies = {title: each.phases[phase] for title, each in by_title.items()}
             statistics = statistics_index.of_results(record.phases[phase].values)
             whole = all(not each.elsewhere and each.time == totals[title] for title, each in tallies.items())
             yield from _ops_lines(below, tallies, statistics, phase, width, timed=not whole)
@@ -211,7 +211,7 @@ def _annotate(
 
 def _ops_lines(
     gutter: Span,
-    every: Mapping[str, LineTally],
+    by_title: Mapping[str, LineTally],
     statistics: ValueStatistics | None,
     phase: str,
     width: int,
@@ -220,8 +220,8 @@ def _ops_lines(
 ) -> Iterator[Line]:
     """``# t ×2, mm ×2 -> f32[4, 12], f32[8, 12]``, with its time where that is only a part of the line's."""
     head = f"# {PHASE_MARKS.get(phase, '')}"
-    tally = next(iter(every.values()))
-    times = _in_columns({title: time_text(each.time) for title, each in every.items()})
+    tally = next(iter(by_title.values()))
+    times = _in_columns({title: time_text(each.time) for title, each in by_title.items()})
     room = width - text_width(gutter.text) - len(_CONTINUATION) - len(times)
     names = [name if count == 1 else f"{name} ×{count}" for name, count in tally.ops.items()]
     words = [Span(word, "op") for word in _list_words(names, _MAX_OPS, room)]
