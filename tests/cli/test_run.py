@@ -281,7 +281,7 @@ def test_options_before_the_script_are_ours(tmp_path: Path) -> None:
     assert done.stdout == "['--statts', '--', '-q', '--help']\n"
     done = run(tmp_path, "--module", "fc", "mirror.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Error: --module says where statistics are taken: give --stats with it." in done.stderr
+    assert "Error: --module chooses where statistics are taken: give --stats with it." in done.stderr
 
 
 def test_a_glob_that_matched_nothing_is_told_even_to_the_quiet(tmp_path: Path) -> None:

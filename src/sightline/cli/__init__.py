@@ -14,7 +14,7 @@ from sightline._version import __version__
 
 #: Each verb and its one-line help. The verb ``a-b`` is `command` in the module ``sightline.cli.a_b``.
 VERBS: Final = {
-    "run": "Run a script unchanged, and record what its model did.",
+    "run": "Run a script unchanged, and record its model.",
     "show": "Show a recording: its code, log, call order, summary, memory, source or problems.",
     "ops": "List the operations, as a table, JSON or CSV.",
     "tensors": "List the kept tensors, or draw one of them.",

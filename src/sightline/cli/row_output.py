@@ -2,7 +2,7 @@
 
 A row is a plain dict. A table takes its widths from the first rows; on a terminal longer cells that come
 later are cut, on a pipe nothing is, and such a cell moves the rest of its row. JSON has one object per line.
-No string reaches the output raw: JSON escapes what is not ASCII, CSV and tables write control characters as
+No string reaches the output raw: JSON escapes all but ASCII, CSV and tables write control characters as
 ``\\x1b``.
 """
 

@@ -106,7 +106,7 @@ def command(
     arguments: tuple[str, ...], steps: str | None, quiet: bool, nproc: int | None, launched: Path | None,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Run a script unchanged, and record what its model did.
+    """Run a script unchanged, and record its model.
 
     SCRIPT and its arguments are those that follow `python`. A script that fails or is killed leaves its
     recording too; `sightline show` opens it.

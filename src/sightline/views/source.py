@@ -111,7 +111,7 @@ def _file_lines(
     statistics_index: StatisticsIndex,
     width: int,
 ) -> Iterator[Line]:
-    """One file: its header, then the functions that ran; ``by_title`` has their lines by title of the time."""
+    """One file: its header, then the functions that ran; ``by_title`` has its lines by title of time."""
     records = next(iter(by_title.values()))
     yield _header(path, by_title, width)
     for text in textwrap.wrap(_source_warning(data, path), width - 2):
