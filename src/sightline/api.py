@@ -62,7 +62,7 @@ class Trace(TraceTables):
         """
         from sightline.views.code import code
 
-        return code(self._at(step, rank), level=level, module=module, op=op, phase=phase, depth=depth,
+        return code(self._at(step, rank).index, level=level, module=module, op=op, phase=phase, depth=depth,
                     tail=tail, fold=fold, torch_frames=torch_frames, names=names, stats=stats,
                     all=all)  # fmt: skip
 
@@ -88,7 +88,7 @@ class Trace(TraceTables):
         """
         from sightline.views.source import source
 
-        return source(self._at(step, rank), file=file, level=level, module=module, op=op, phase=phase,
+        return source(self._at(step, rank).index, file=file, level=level, module=module, op=op, phase=phase,
                       depth=depth, tail=tail, width=width, stats=stats)  # fmt: skip
 
     @renamed_arguments(everything="all")
@@ -121,7 +121,7 @@ class Trace(TraceTables):
 
         if tensor is not None and not callable(tensor):
             raise UsageError(f"tensor={argument_text(tensor)} must be a function of a tensor, such as str.")
-        return log(self._at(step, rank), module=module, op=op, phase=phase, depth=depth, tail=tail,
+        return log(self._at(step, rank).index, module=module, op=op, phase=phase, depth=depth, tail=tail,
                    inside=inside, tensor=tensor or tensor_block_text, stats=stats, fold=fold,
                    all=all)  # fmt: skip
 
@@ -148,7 +148,7 @@ class Trace(TraceTables):
         """
         from sightline.views.call_order import call_order
 
-        return call_order(self._at(step, rank), order=order, module=module, phase=phase, depth=depth,
+        return call_order(self._at(step, rank).index, order=order, module=module, phase=phase, depth=depth,
                           tail=tail, fold=fold)  # fmt: skip
 
     @check_arguments
@@ -199,7 +199,7 @@ class Trace(TraceTables):
         """
         from sightline.views.memory import memory
 
-        return memory(self._at(step, rank), module=module, phase=phase, depth=depth)
+        return memory(self._at(step, rank).index, module=module, phase=phase, depth=depth)
 
     @check_arguments
     def problems(
@@ -306,7 +306,7 @@ class Trace(TraceTables):
         """
         from sightline.views.lineage import lineage
 
-        return lineage(self._at(step, rank), value, depth=depth, level=level, everything=all)
+        return lineage(self._at(step, rank).index, value, depth=depth, level=level, everything=all)
 
     @renamed_arguments(everything="all")
     @check_arguments

@@ -66,8 +66,8 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(each) for each in arguments])
 
 
-def told(*arguments: object) -> str:
-    """What a command prints, which must succeed and say nothing else."""
+def cli(*arguments: object) -> str:
+    """The output of a command, which must succeed and write nothing to standard error."""
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
@@ -85,7 +85,7 @@ def refused(*arguments: object) -> str:
 
 
 def misused(*arguments: object) -> str:
-    """The sentence about a wrong option."""
+    """The error for a wrong option."""
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     return result.stderr.partition("Error: ")[2].rstrip("\n")
@@ -104,7 +104,7 @@ def process(*arguments: object, command: tuple[str, ...] = COMMAND) -> subproces
 
 
 def on_terminal(*arguments: object, keys: bytes = b"", **variables: str) -> tuple[str, int]:
-    """What a command writes to a terminal of 100 columns, and its exit status."""
+    """The output of a command on a terminal of 100 columns, and its exit status."""
     import fcntl
     import pty
     import struct

@@ -13,7 +13,7 @@ import torch
 import sightline as sl
 from sightline.cli import VERBS, main
 from sightline.hints import Hint, for_command_line
-from tests.cli.recorded import WITHOUT_TORCH, environment, invoke, misused, process, refused, told
+from tests.cli.recorded import WITHOUT_TORCH, cli, environment, invoke, misused, process, refused
 from tests.recording.architectures import ZOO
 
 VIEWING: dict[str, list[list[str]]] = {
@@ -43,12 +43,12 @@ def test_nothing_of_a_recording_reaches_the_terminal_raw(
 
 
 def test_names_are_shown_as_they_are(hostile: list[Path]) -> None:
-    shown = told("ops", hostile[0], "--color", "always")
+    shown = cli("ops", hostile[0], "--color", "always")
     assert "\\x1b[31mred\\x1b[0m" in shown
     assert "torch.<script>alert(1)</script>" in shown
-    assert "[bold]x[/bold]" in told("show", hostile[0], "--view", "order", "--color", "always")
-    assert "../../etc/passwd/0/0" in told("tensors", hostile[1])
-    drawn = told("tensors", hostile[1], "\x1b[31m/'; DROP TABLE ops; --/0/0")
+    assert "[bold]x[/bold]" in cli("show", hostile[0], "--view", "order", "--color", "always")
+    assert "../../etc/passwd/0/0" in cli("tensors", hostile[1])
+    drawn = cli("tensors", hostile[1], "\x1b[31m/'; DROP TABLE ops; --/0/0")
     assert drawn.startswith("\\x1b[31m/'; DROP TABLE ops; --/0/0")
 
 
@@ -111,7 +111,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("verb", VIEWING)
 def test_help_has_examples(verb: str) -> None:
-    shown = told(verb, "--help")
+    shown = cli(verb, "--help")
     assert "\n  Examples:\n" in shown
     assert f"    sightline {verb} run.sight" in shown
     assert max(map(len, shown.splitlines())) <= 100
@@ -119,7 +119,7 @@ def test_help_has_examples(verb: str) -> None:
 
 def test_a_verb_that_is_not_there_yet_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VERBS, "not-written", "Nothing yet.")
-    assert "not-written" in told("--help")
+    assert "not-written" in cli("--help")
     assert main.get_command(None, "not-written") is None  # type: ignore[arg-type]
     assert invoke("not-written").exit_code == 2
 
@@ -157,13 +157,13 @@ def test_the_command_line_speaks_of_its_own_options(tmp_path: Path) -> None:
     with sl.trace(ops="none", stats=True) as calls:
         torch.nn.Threshold(9, float("nan"))(torch.ones(2))
     calls.save(tmp_path / "calls.sight")
-    said = [told("show", file, "--view", view) for view in ("overview", "problems", "nonfinite")
+    sentence = [cli("show", file, "--view", view) for view in ("overview", "problems", "nonfinite")
             for file in (tmp_path / "bare.sight", tmp_path / "calls.sight")]  # fmt: skip
-    said += [
+    sentence += [
         refused("show", tmp_path / "bare.sight", "--stats"),
         refused("tensors", tmp_path / "bare.sight", "q"),
     ]
-    text = "\n".join(said)
+    text = "\n".join(sentence)
     for words in ("--ops both finds", "--stats finds", "--capture '**'", "--stats or --check."):
         assert f"sightline run {words}" in text
     assert ": --view nonfinite" in text
@@ -210,11 +210,11 @@ def test_a_real_architecture(gpt2: sl.Trace, tmp_path: Path) -> None:
     gpt2.save(path)
     with for_command_line():
         summary = f"{gpt2.summary()}\n"
-    assert told("show", path, "--view", "summary") == summary
-    assert "modeling_gpt2.py" in told("show", path, "--view", "code")
-    assert told("ops", path, "--json").count("\n") == len(gpt2.ops)
+    assert cli("show", path, "--view", "summary") == summary
+    assert "modeling_gpt2.py" in cli("show", path, "--view", "code")
+    assert cli("ops", path, "--json").count("\n") == len(gpt2.ops)
     key = next(iter(gpt2.tensors))
-    assert key in told("tensors", path)
-    assert "rows 0 … " in told("tensors", path, key)
-    assert told("validate", path).startswith(f"{path} is sound: {len(gpt2.ops):,} ops")
-    assert " ×" in told("graph", path, "--fold", "--level", "module", "--to", "list")
+    assert key in cli("tensors", path)
+    assert "rows 0 … " in cli("tensors", path, key)
+    assert cli("validate", path).startswith(f"{path} is sound: {len(gpt2.ops):,} ops")
+    assert " ×" in cli("graph", path, "--fold", "--level", "module", "--to", "list")

@@ -61,23 +61,23 @@ def test_some_tables_in_a_folder_or_a_document(run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (["-o", "run.json"], "run.json can be a timeline or plain tables: add --to perfetto or --to json."),
-        (["-o", "run"], "The name run says no format: add --to perfetto, csv, json or parquet."),
+        (["-o", "run"], "The format of run is unknown: add --to perfetto, csv, json or parquet."),
         (["-o", "run.csv"],
-         "run.csv holds one table: say which with --table, or name a folder for all of them."),
+         "run.csv holds one table: choose it with --table, or give a folder for all of them."),
         (["-o", "x.csv", "--table", "ops", "--table", "info"],
-         "x.csv holds one table, not 2: name a folder instead."),
+         "x.csv holds one table, not 2: give a folder instead."),
         (["-o", "x.csv", "--table", "op"], f"There is no table 'op'; there are {', '.join(TABLES)}."),
         (["-o", "x.trace.json", "--table", "ops"],
          "A timeline has no tables: --table goes with csv, json and parquet."),
-        (["-o", "\x1b[31m"], "The name \\x1b[31m says no format: add --to perfetto, csv, json or parquet."),
+        (["-o", "\x1b[31m"], "The format of \\x1b[31m is unknown: add --to perfetto, csv, json or parquet."),
         ([], "Missing option '-o' / '--output'."),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_said(run: Path, arguments: list[str], said: str) -> None:
-    assert misused("convert", run, *arguments) == said
+def test_what_cannot_be_meant_is_said(run: Path, arguments: list[str], sentence: str) -> None:
+    assert misused("convert", run, *arguments) == sentence
 
 
 def test_nothing_is_overwritten_without_being_told_to(run: Path, tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_an_empty_folder_is_filled(run: Path, tmp_path: Path) -> None:
 def test_the_recording_itself_is_never_written_to(run: Path) -> None:
     before = sorted(os.listdir(run))
     for target in (run, run / "rank0.db", run / "tables", run / ".." / run.name / "x.csv"):
-        said = refused("convert", run, "-o", target, "--to", "csv", "--table", "ops", "--force")
-        assert said == f"{target} is in the recording itself: write it somewhere else."
+        sentence = refused("convert", run, "-o", target, "--to", "csv", "--table", "ops", "--force")
+        assert sentence == f"{target} is in the recording itself: write it somewhere else."
     assert sorted(os.listdir(run)) == before
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from tests.cli.recorded import invoke, refused, told
+from tests.cli.recorded import cli, invoke, refused
 
 
 @pytest.fixture(scope="module")
@@ -27,22 +27,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_verdict_names_the_reason(runs: Path) -> None:
-    text = told("diff", runs / "a.sight", runs / "b.sight")
+    text = cli("diff", runs / "a.sight", runs / "b.sight")
     assert "they part: F.layer_norm" in text
     assert "eps 1e-05 against 0.1" in text
 
 
 def test_the_same_run_is_the_same(runs: Path) -> None:
-    assert "the same, to the last bit" in told("diff", runs / "a.sight", runs / "same.sight")
+    assert "the same, to the last bit" in cli("diff", runs / "a.sight", runs / "same.sight")
 
 
 @pytest.mark.parametrize("view", ["modules", "source"])
 def test_other_views(runs: Path, view: str) -> None:
-    assert "different" in told("diff", runs / "a.sight", runs / "b.sight", "--view", view) or view == "source"
+    assert "different" in cli("diff", runs / "a.sight", runs / "b.sight", "--view", view) or view == "source"
 
 
 def test_json_has_everything(runs: Path) -> None:
-    found = json.loads(told("diff", runs / "a.sight", runs / "b.sight", "--json"))
+    found = json.loads(cli("diff", runs / "a.sight", runs / "b.sight", "--json"))
     assert found["verdict"] == "different"
     assert found["divergence"]["reason"]["text"] == "eps 1e-05 against 0.1"
 
@@ -55,9 +55,9 @@ def test_the_exit_code_tells_a_script(runs: Path, other: str, code: int) -> None
 
 def test_steps_and_names(runs: Path) -> None:
     options = ("--step", "only", "--rename", "x=y")
-    assert "eps" in told("diff", runs / "a.sight", runs / "b.sight", *options)
-    said = refused("diff", runs / "a.sight", runs / "b.sight", "--step", "none")
-    assert "--step 'none' must be a step, counted from 0: 3, '3:5', 'last', or a name." in said
+    assert "eps" in cli("diff", runs / "a.sight", runs / "b.sight", *options)
+    sentence = refused("diff", runs / "a.sight", runs / "b.sight", "--step", "none")
+    assert "--step 'none' must be a step, counted from 0: 3, '3:5', 'last', or a name." in sentence
 
 
 def test_a_wrong_name_is_answered(runs: Path) -> None:

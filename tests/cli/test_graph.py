@@ -1,4 +1,4 @@
-"""``sightline graph``: printed, or written as the end of the file name says."""
+"""``sightline graph``: printed, or written in the format of the suffix."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 import sightline as sl
 from sightline.graph.graph import Graph
-from tests.cli.recorded import invoke, misused, refused, told
+from tests.cli.recorded import cli, invoke, misused, refused
 
 
 def test_it_prints_mermaid_and_other_texts(run: Path) -> None:
     graph = sl.load(run).graph(fold=True)
-    assert told("graph", run, "--fold") == graph.to_mermaid().rstrip("\n") + "\n"
-    assert told("graph", run, "--fold", "--to", "dot").startswith("digraph")
-    assert told("graph", run, "--fold", "--to", "list") == f"{graph}\n"
-    again = Graph.from_json(told("graph", run, "--fold", "--to", "json"))
+    assert cli("graph", run, "--fold") == graph.to_mermaid().rstrip("\n") + "\n"
+    assert cli("graph", run, "--fold", "--to", "dot").startswith("digraph")
+    assert cli("graph", run, "--fold", "--to", "list") == f"{graph}\n"
+    again = Graph.from_json(cli("graph", run, "--fold", "--to", "json"))
     assert again.to_json() == graph.to_json()
 
 
@@ -28,10 +28,8 @@ def test_every_option_is_that_of_the_trace(run: Path) -> None:
     wanted = trace.graph(
         level="aten", module="blocks.0", phase="both", prune=["views", "parameters"], depth=1
     )
-    assert (
-        told("graph", run, *options, "--prune", "parameters", "--depth", 1, "--to", "list") == f"{wanted}\n"
-    )
-    assert told("graph", run, "--level", "module", "--to", "list") == f"{trace.graph(level='module')}\n"
+    assert cli("graph", run, *options, "--prune", "parameters", "--depth", 1, "--to", "list") == f"{wanted}\n"
+    assert cli("graph", run, "--level", "module", "--to", "list") == f"{trace.graph(level='module')}\n"
 
 
 @pytest.mark.parametrize("suffix", ["dot", "gv", "mmd", "json", "svg"])
@@ -51,7 +49,7 @@ def test_the_end_of_the_name_says_the_format(run: Path, tmp_path: Path, suffix: 
 
 def test_wrong_calls_are_one_sentence(run: Path, tmp_path: Path) -> None:
     assert misused("graph", run, "-o", "g.svg", "--to", "dot") == (
-        "--to is for printing; with -o the end of the file name says the format."
+        "--to is for printing; with -o the suffix of the file decides the format."
     )
     assert refused("graph", run, "-o", tmp_path / "g.xyz").startswith("'g.xyz' names no format of a graph")
     gone = tmp_path / "nowhere" / "g.dot"

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
-from tests.cli.recorded import misused, refused, told
+from tests.cli.recorded import cli, misused, refused
 
 
 @pytest.mark.parametrize(
     "key", ["$20", "blocks.1", "blocks.0.h", "head.weight", "step1/blocks.0.fc/output/1/0"]
 )
 def test_whatever_the_trace_understands(run: Path, key: str) -> None:
-    assert told("lineage", run, key) == f"{sl.load(run).lineage(key)}\n"
+    assert cli("lineage", run, key) == f"{sl.load(run).lineage(key)}\n"
 
 
 def test_a_number_is_an_op(run: Path) -> None:
     trace = sl.load(run)
     op = next(op for op in trace.ops if op.name == "relu")
-    assert told("lineage", run, op.id, "--depth", 2, "--level", "aten") == (
+    assert cli("lineage", run, op.id, "--depth", 2, "--level", "aten") == (
         f"{trace.lineage(op, depth=2, level='aten')}\n"
     )
 

@@ -15,12 +15,12 @@ import sightline as sl
 from sightline.cli.ops import NAMES, op_rows
 from sightline.cli.row_output import Column, Row, table
 from sightline.convert.context import TableContext
-from tests.cli.recorded import misused, on_terminal, refused, told
+from tests.cli.recorded import cli, misused, on_terminal, refused
 from tests.store.bundles import on_a_device
 
 
 def rows(*arguments: object) -> list[dict[str, object]]:
-    return [json.loads(line) for line in told("ops", *arguments, "--json").splitlines()]
+    return [json.loads(line) for line in cli("ops", *arguments, "--json").splitlines()]
 
 
 def test_json_has_every_fact_of_every_op(run: Path) -> None:
@@ -43,7 +43,7 @@ def test_json_has_every_fact_of_every_op(run: Path) -> None:
 
 
 def test_csv_says_the_same(run: Path) -> None:
-    found = list(csv.DictReader(told("ops", run, "--csv").splitlines()))
+    found = list(csv.DictReader(cli("ops", run, "--csv").splitlines()))
     for row, wanted in zip(found, rows(run), strict=True):
         assert (row["id"], row["name"]) == (str(wanted["id"]), wanted["name"])
         assert row["module"] == (wanted["module"] or "")
@@ -54,14 +54,14 @@ def test_csv_says_the_same(run: Path) -> None:
 
 
 def test_the_table_is_for_people(run: Path) -> None:
-    lines = told("ops", run, "--module", "blocks.0", "--phase", "forward", "--head", 5).splitlines()
+    lines = cli("ops", run, "--module", "blocks.0", "--phase", "forward", "--head", 5).splitlines()
     assert lines[0].split() == ["id", "time", "module", "line", "result", "op"]
     assert lines[2].split("  ")[1:] != []
     assert "F.linear(f32[2, 5, 8], f32[8, 8], f32[8])" in lines[2]
     assert "    view(f32[2, 5, 8], [10, 8])" in lines[3]
     assert "blocks.0.fc" in lines[3]
     assert "recorded.py:" in lines[3]
-    assert "phase" in told("ops", run, "--head", 500).splitlines()[0]
+    assert "phase" in cli("ops", run, "--head", 500).splitlines()[0]
 
 
 def test_a_terminal_gets_no_line_it_cannot_show(run: Path) -> None:
@@ -74,22 +74,22 @@ def test_a_terminal_gets_no_line_it_cannot_show(run: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-@pytest.mark.parametrize("asked", [[], ["--sort", "flops"], ["--level", "api"]])
-def test_a_table_has_the_width_of_the_terminal(run: Path, columns: int, asked: list[str]) -> None:
-    shown, status = on_terminal("ops", run, *asked, "--color", "never", "--no-pager", COLUMNS=str(columns))
+@pytest.mark.parametrize("options", [[], ["--sort", "flops"], ["--level", "api"]])
+def test_a_table_has_the_width_of_the_terminal(run: Path, columns: int, options: list[str]) -> None:
+    shown, status = on_terminal("ops", run, *options, "--color", "never", "--no-pager", COLUMNS=str(columns))
     assert status == 0
     assert max(map(len, shown.splitlines())) <= columns
 
 
 def test_what_is_sorted_by_is_shown(run: Path) -> None:
-    title, _, first, *_ = told("ops", run, "--sort", "flops", "--head", 3).splitlines()
+    title, _, first, *_ = cli("ops", run, "--sort", "flops", "--head", 3).splitlines()
     assert title.split()[:4] == ["id", "time", "FLOPs", "module"]
     assert re.search(r"s +\d[\d.]*k? +", first)
-    assert "FLOPs" not in told("ops", run, "--sort", "time", "--head", 3)
+    assert "FLOPs" not in cli("ops", run, "--sort", "time", "--head", 3)
 
 
 def test_on_a_pipe_the_rows_are_measured(run: Path) -> None:
-    title, _, *lines = told("ops", run, "--head", 40).splitlines()
+    title, _, *lines = cli("ops", run, "--head", 40).splitlines()
     assert len(lines) == 40
     column = title.index("op")
     assert all(line[column - 2 : column] == "  " and line[column:].strip() for line in lines)
@@ -134,7 +134,7 @@ def test_rows_are_made_as_they_are_asked_for(run: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("sightline.cli.ops._CHUNK", 4)
     monkeypatch.setattr("sightline.convert.context.TableContext", Counted)
-    rows = op_rows(trace, np.arange(len(trace.ops)), ("id", "arguments"))
+    rows = op_rows(trace.index, np.arange(len(trace.ops)), ("id", "arguments"))
     assert [next(rows)["id"] for _ in range(5)] == [0, 1, 2, 3, 4]
     assert len(read) == 8
 
@@ -170,7 +170,7 @@ def test_device_time_stands_beside_host_time(tmp_path: Path) -> None:
     assert [row["device_ns"] for row in rows(tmp_path / "run.sight")] == [
         op.device_duration for op in trace.ops
     ]
-    listed = told("ops", tmp_path / "run.sight", "--sort", "device", "--level", "aten")
+    listed = cli("ops", tmp_path / "run.sight", "--sort", "device", "--level", "aten")
     assert "host time  device time" in listed.splitlines()[0]
     spent = [row["device_ns"] for row in rows(tmp_path / "run.sight", "--sort", "device", "--level", "aten")]
     assert spent == sorted(spent, key=lambda time: -int(str(time)))
@@ -178,7 +178,7 @@ def test_device_time_stands_beside_host_time(tmp_path: Path) -> None:
 
 def test_device_time_that_was_not_recorded(run: Path) -> None:
     assert {row["device_ns"] for row in rows(run)} == {None}
-    assert "device" not in told("ops", run).splitlines()[0]
+    assert "device" not in cli("ops", run).splitlines()[0]
     assert "--sort device needs device time: record with `sightline run --time device`." in refused(
         "ops", run, "--sort", "device"
     )

@@ -176,14 +176,14 @@ def test_a_script_with_processes_of_its_own(tmp_path: Path) -> None:
 def test_what_is_not_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("bad.py").write_text("x = (\n")
-    told = CliRunner().invoke(main, ["run", "none.py"])
-    assert told.exit_code == 1
-    assert told.output == (
+    result = CliRunner().invoke(main, ["run", "none.py"])
+    assert result.exit_code == 1
+    assert result.output == (
         "Error: There is no script 'none.py'; give the path of a Python file, or `-m` and a module.\n"
     )
-    told = CliRunner().invoke(main, ["run", "-m", "no.such"])
-    assert told.exit_code == 1
-    assert told.output.startswith("Error: The module 'no.such' cannot be found: No module named 'no'")
+    result = CliRunner().invoke(main, ["run", "-m", "no.such"])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: The module 'no.such' cannot be found: No module named 'no'")
     done = run(tmp_path, "bad.py")
     assert done.returncode == 1
     assert done.stderr == ran(tmp_path, "bad.py").stderr
@@ -211,17 +211,17 @@ def test_a_recording_never_goes_over_another_one(tmp_path: Path, monkeypatch: py
 
 def test_runs_at_the_same_time_have_recordings_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "opt.py").write_text("import torch\ntorch.ones(2).relu()\nprint('done')\n")
-    asked = [[], [], ["-o", "same.sight"], ["-o", "same.sight"]]
+    calls = [[], [], ["-o", "same.sight"], ["-o", "same.sight"]]
     command = [sys.executable, "-m", "sightline", "run", "-q"]
     started = [
         subprocess.Popen([*command, *options, "opt.py"], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE) for options in asked
+                         stderr=subprocess.PIPE) for options in calls
     ]  # fmt: skip
-    told = [process.communicate() for process in started]
+    written = [process.communicate() for process in started]
     assert [process.returncode for process in started[:2]] == [0, 0]
     assert sorted(process.returncode for process in started[2:]) == [0, 1]
-    assert [out for out, _ in told].count("done\n") == 3
-    refused = next(err for process, (_, err) in zip(started, told, strict=True) if process.returncode)
+    assert [out for out, _ in written].count("done\n") == 3
+    refused = next(err for process, (_, err) in zip(started, written, strict=True) if process.returncode)
     assert refused == "Error: same.sight is there already; give another -o, or --force to replace it.\n"
     for name in ("opt", "opt-2", "same"):
         assert sl.load(tmp_path / f"{name}.sight").validate().ops == 4
@@ -281,7 +281,7 @@ def test_options_before_the_script_are_ours(tmp_path: Path) -> None:
     assert done.stdout == "['--statts', '--', '-q', '--help']\n"
     done = run(tmp_path, "--module", "fc", "mirror.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Error: --module says where statistics are taken: give --stats with it." in done.stderr
+    assert "Error: --module chooses where statistics are taken: give --stats with it." in done.stderr
 
 
 def test_a_glob_that_matched_nothing_is_told_even_to_the_quiet(tmp_path: Path) -> None:
@@ -291,8 +291,8 @@ def test_a_glob_that_matched_nothing_is_told_even_to_the_quiet(tmp_path: Path) -
         "        self.attn = torch.nn.Linear(2, 2)\n    def forward(self, x):\n        return self.attn(x)\n"
         "Net()(torch.ones(1, 2))\nsys.exit(0)\n"
     )
-    asked = ["--capture", "atn", "--stats", "--module", "atn"]
-    quiet, loud = run(tmp_path, "-q", *asked, "net.py"), run(tmp_path, *asked, "net.py")
+    options = ["--capture", "atn", "--stats", "--module", "atn"]
+    quiet, loud = run(tmp_path, "-q", *options, "net.py"), run(tmp_path, *options, "net.py")
     for option in ("--capture", "--module"):
         assert f"sightline: {option} 'atn' matched nothing; near: attn.\n" in quiet.stderr
         assert f"{option} 'atn' matched nothing; near: attn\n" in loud.stderr

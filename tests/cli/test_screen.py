@@ -20,10 +20,10 @@ def test_a_bar_ends_with_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_BAR_DELAY", -1.0)
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with progress_bar("writing") as told:
-        told(1, 4)
-        told(3, 4)
-        told(4, 4)
+    with progress_bar("writing") as report:
+        report(1, 4)
+        report(3, 4)
+        report(4, 4)
         seen = screen.getvalue()
         assert "writing" in seen
         assert "100%" in seen
@@ -34,9 +34,9 @@ def test_a_bar_ends_with_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_quick_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with progress_bar("writing") as told:
-        told(1, 4)
-        told(4, 4)
+    with progress_bar("writing") as report:
+        report(1, 4)
+        report(4, 4)
     assert screen.getvalue() == ""
 
 
@@ -44,6 +44,6 @@ def test_nothing_goes_into_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_BAR_DELAY", -1.0)
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
-    with progress_bar("writing") as told:
-        told(1, 4)
+    with progress_bar("writing") as report:
+        report(1, 4)
     assert screen.getvalue() == ""

@@ -13,11 +13,11 @@ import sightline as sl
 from sightline.cli.screen import wait_message
 from sightline.cli.show import VIEWS, command, options_of
 from sightline.hints import for_command_line
-from tests.cli.recorded import COMMAND, environment, misused, on_terminal, refused, told
+from tests.cli.recorded import COMMAND, cli, environment, misused, on_terminal, refused
 
 
 def test_without_options_it_is_the_overview(run: Path) -> None:
-    shown = told("show", run)
+    shown = cli("show", run)
     with for_command_line():
         overview = str(sl.load(run)._overview())
     assert ": --view nonfinite" in overview
@@ -30,13 +30,13 @@ def test_without_options_it_is_the_overview(run: Path) -> None:
 def test_a_view_is_that_of_the_trace(run: Path, view: str) -> None:
     with for_command_line():
         shown = getattr(sl.load(run), view)()
-    assert told("show", run, "--view", view) == f"{shown}\n"
+    assert cli("show", run, "--view", view) == f"{shown}\n"
 
 
 def test_the_order_of_calls(run: Path) -> None:
     trace = sl.load(run)
-    assert told("show", run, "--view", "order") == f"{trace.call_order()}\n"
-    assert told("show", run, "--view", "order", "--order", "completion", "--no-fold", "--depth", 1) == (
+    assert cli("show", run, "--view", "order") == f"{trace.call_order()}\n"
+    assert cli("show", run, "--view", "order", "--order", "completion", "--no-fold", "--depth", 1) == (
         f"{trace.call_order(order='completion', fold=False, depth=1)}\n"
     )
 
@@ -47,33 +47,30 @@ def test_filters_are_those_of_the_views(run: Path) -> None:
     wanted = trace.code(
         module="blocks.*", op="*mm*", phase="forward", names=True, torch_frames=True, fold=False
     )
-    assert told("show", run, *code, "--names", "--torch-frames", "--no-fold") == f"{wanted}\n"
+    assert cli("show", run, *code, "--names", "--torch-frames", "--no-fold") == f"{wanted}\n"
     wanted = trace.code(level="api", stats=False, tail=9, depth=2)
     options = ["--level", "api", "--no-stats", "--tail", 9, "--depth", 2]
-    assert told("show", run, "--view", "code", *options) == f"{wanted}\n"
-    assert (
-        told("show", run, "--view", "log", "--inside", "--tail", 4) == f"{trace.log(inside=True, tail=4)}\n"
-    )
+    assert cli("show", run, "--view", "code", *options) == f"{wanted}\n"
+    assert cli("show", run, "--view", "log", "--inside", "--tail", 4) == f"{trace.log(inside=True, tail=4)}\n"
     with for_command_line():
         narrow = trace.summary(width=60, depth=1)
-    assert told("show", run, "--view", "summary", "--width", 60, "--depth", 1) == f"{narrow}\n"
+    assert cli("show", run, "--view", "summary", "--width", 60, "--depth", 1) == f"{narrow}\n"
     held = trace.memory(module="blocks.*", phase="forward", depth=2)
     options = ["--module", "blocks.*", "--phase", "forward", "--depth", 2]
-    assert told("show", run, "--view", "memory", *options) == f"{held}\n"
+    assert cli("show", run, "--view", "memory", *options) == f"{held}\n"
     source = trace.source(file="recorded.py", op="relu")
-    assert told("show", run, "--view", "source", "--file", "recorded.py", "--op", "relu") == f"{source}\n"
+    assert cli("show", run, "--view", "source", "--file", "recorded.py", "--op", "relu") == f"{source}\n"
     with for_command_line():
         found = trace.problems(kind="non-finite", module="blocks.0")
     assert (
-        told("show", run, "--view", "problems", "--kind", "non-finite", "--module", "blocks.0")
-        == f"{found}\n"
+        cli("show", run, "--view", "problems", "--kind", "non-finite", "--module", "blocks.0") == f"{found}\n"
     )
     allowed = trace.nonfinite(allow=["linear", "addmm"])
-    assert told("show", run, "--view", "nonfinite", "--allow", "linear", "--allow", "addmm") == f"{allowed}\n"
+    assert cli("show", run, "--view", "nonfinite", "--allow", "linear", "--allow", "addmm") == f"{allowed}\n"
 
 
 def test_filters_alone_mean_the_code(run: Path) -> None:
-    assert told("show", run, "--tail", 3) == f"{sl.load(run).code(tail=3)}\n"
+    assert cli("show", run, "--tail", 3) == f"{sl.load(run).code(tail=3)}\n"
 
 
 def test_every_argument_of_a_view_is_an_option() -> None:
@@ -97,8 +94,8 @@ def test_an_option_the_view_does_not_take_is_one_sentence(run: Path) -> None:
 
 
 def test_what_matches_nothing_names_what_is_near(run: Path) -> None:
-    said = refused("show", run, "--module", "block")
-    assert said.startswith("--module 'block' matches no module of this trace; did you mean 'blocks'")
+    sentence = refused("show", run, "--module", "block")
+    assert sentence.startswith("--module 'block' matches no module of this trace; did you mean 'blocks'")
 
 
 def test_what_is_no_recording_is_one_sentence(run: Path, tmp_path: Path) -> None:
@@ -138,7 +135,7 @@ def test_a_terminal_has_a_pager_and_colour(run: Path) -> None:
     assert status == 0
     assert paged.startswith("paged:\x1b[1mNet\x1b[0m")
     assert all(line.startswith("paged:") for line in paged.splitlines())
-    plain = told(*options)
+    plain = cli(*options)
     assert on_terminal(*options, PAGER="cat", NO_COLOR="1") == (plain, 0)
     assert on_terminal(*options, "--color", "never", PAGER="cat") == (plain, 0)
     direct, _ = on_terminal(*options, "--no-pager", PAGER="sed s/^/paged:/")
@@ -158,8 +155,8 @@ def test_an_error_comes_before_the_pager(run: Path) -> None:
 
 
 def test_colour_can_be_asked_for_on_a_pipe(run: Path) -> None:
-    assert "\x1b[" not in told("show", run, "--tail", 3)
-    assert "\x1b[36m" in told("show", run, "--tail", 3, "--color", "always")
+    assert "\x1b[" not in cli("show", run, "--tail", 3)
+    assert "\x1b[36m" in cli("show", run, "--tail", 3, "--color", "always")
 
 
 def test_a_long_wait_is_spoken_of_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

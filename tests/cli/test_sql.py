@@ -17,13 +17,13 @@ from sightline.notation import time_text
 from tests.cli.recorded import (
     COMMAND,
     WITHOUT_TORCH,
+    cli,
     environment,
     invoke,
     misused,
     on_terminal,
     process,
     refused,
-    told,
 )
 
 #: One call of one function, for hours: the needle is in the hay but for its last letter, everywhere.
@@ -32,7 +32,7 @@ BUSY = "select instr({0}1900000{1}, {0}900000{1} || 'b')".format("replace(hex(ze
 
 def test_an_answer_is_a_table(run: Path) -> None:
     query = "select module, type, number as n from calls where depth = 1 order by id limit 2"
-    assert told("sql", run, query) == (
+    assert cli("sql", run, query) == (
         "module    type   n\n"
         "──────────────────\n"
         "blocks.0  Block  0\n"
@@ -41,7 +41,7 @@ def test_an_answer_is_a_table(run: Path) -> None:
 
 
 def test_numbers_stand_to_the_right_and_null_is_said(run: Path) -> None:
-    assert told("sql", run, "select 5 as five, 'x' as letter, 1.0 / 3 as third, null as none") == (
+    assert cli("sql", run, "select 5 as five, 'x' as letter, 1.0 / 3 as third, null as none") == (
         "five  letter     third  none\n"
         "────────────────────────────\n"
         "   5  x       0.333333  null\n"
@@ -51,22 +51,22 @@ def test_numbers_stand_to_the_right_and_null_is_said(run: Path) -> None:
 def test_json_and_csv(run: Path) -> None:
     query = "select id, name, flops, 0.1 as tenth, x'00ff' as bytes from ops order by id limit 3"
     ops = sl.load(run).ops[:3]
-    lines = told("sql", run, query, "--json").splitlines()
+    lines = cli("sql", run, query, "--json").splitlines()
     assert [json.loads(line) for line in lines] == [
         {"id": op.id, "name": op.name, "flops": op.flops, "tenth": 0.1, "bytes": "x'00ff'"} for op in ops
     ]
-    header, *rows = csv.reader(io.StringIO(told("sql", run, query, "--csv")))
+    header, *rows = csv.reader(io.StringIO(cli("sql", run, query, "--csv")))
     assert header == ["id", "name", "flops", "tenth", "bytes"]
     assert [row[1] for row in rows] == [op.name for op in ops]
 
 
 def test_the_tables_are_listed_with_their_columns(run: Path) -> None:
-    short = told("sql", run)
+    short = cli("sql", run)
     for name, table in TABLES.items():
         assert f"\n{name}  " in f"\n{short}"
         assert all(column.name in short for column in table.columns)
     assert max(map(len, short.splitlines())) <= 100
-    long = told("sql", run, "--tables")
+    long = cli("sql", run, "--tables")
     assert re.search(
         r"\n  duration_ns +integer  host time with the ops in it, the recorder's own left out\n", long
     )
@@ -75,11 +75,11 @@ def test_the_tables_are_listed_with_their_columns(run: Path) -> None:
 
 def test_a_sum_of_times_counts_nothing_twice(run: Path) -> None:
     trace = sl.load(run)
-    (row,) = json.loads(f"[{told('sql', run, 'select sum(exclusive_ns) n from ops', '--json')}]")
+    (row,) = json.loads(f"[{cli('sql', run, 'select sum(exclusive_ns) n from ops', '--json')}]")
     innermost = [op for op in trace.ops if not len(trace.index.children(op.id))]
     assert row["n"] == sum(op.duration for op in innermost if op.name != "Tensor.backward")
     assert f", {time_text(row['n'])} in ops (" in str(trace)
-    calls = json.loads(told("sql", run, "select sum(exclusive_ns) n from module_calls", "--json"))
+    calls = json.loads(cli("sql", run, "select sum(exclusive_ns) n from module_calls", "--json"))
     shown = re.search(r"in ops \(modules ([^·]*) · other ([^·]*) ·", str(trace))
     outside = sum(op.duration for op in trace.ops.where(level="aten", phase="forward") if op.call is None)
     assert shown is not None
@@ -109,8 +109,8 @@ def test_a_table_is_cut_at_a_thousand_rows_and_says_so(run: Path) -> None:
     assert result.exit_code == 0
     assert result.stderr == "These are the first 1,000 rows; --limit 0 shows all.\n"
     assert len(result.stdout.splitlines()) == 1002
-    assert len(told("sql", run, many, "--limit", 0).splitlines()) == 1502
-    assert len(told("sql", run, many, "--json").splitlines()) == 1500
+    assert len(cli("sql", run, many, "--limit", 0).splitlines()) == 1502
+    assert len(cli("sql", run, many, "--json").splitlines()) == 1500
     few = invoke("sql", run, many, "--csv", "--limit", 2)
     assert few.stdout == "x\n1\n2\n"
     assert few.stderr == "These are the first 2 rows; --limit 0 shows all.\n"
@@ -119,7 +119,7 @@ def test_a_table_is_cut_at_a_thousand_rows_and_says_so(run: Path) -> None:
 def test_no_rows_are_said(run: Path) -> None:
     result = invoke("sql", run, "select id from ops where name = 'nothing'")
     assert (result.exit_code, result.stderr) == (0, "No rows.\n")
-    assert told("sql", run, "select id from ops where name = 'nothing'", "--csv") == "id\n"
+    assert cli("sql", run, "select id from ops where name = 'nothing'", "--csv") == "id\n"
 
 
 def test_a_query_can_come_from_standard_input(run: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_query_can_come_from_standard_input(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "sentence"),
     [
         (
             "drop table ops",
@@ -141,14 +141,14 @@ def test_a_query_can_come_from_standard_input(run: Path) -> None:
         ("select \x1b[31m from ops", 'SQLite does not take this query: unrecognized token: "\\x1b".'),
     ],
 )
-def test_what_is_wrong_is_one_sentence(run: Path, query: str, said: str) -> None:
-    assert refused("sql", run, query) == said
+def test_what_is_wrong_is_one_sentence(run: Path, query: str, sentence: str) -> None:
+    assert refused("sql", run, query) == sentence
 
 
 def test_a_query_without_end_is_stopped(run: Path) -> None:
     endless = "with recursive c(x) as (select 1 union all select x + 1 from c) select count(*) from c"
-    said = refused("sql", run, endless, "--timeout", 0.2)
-    assert said == "The query took longer than 0.2 s and was stopped; --timeout gives it more."
+    sentence = refused("sql", run, endless, "--timeout", 0.2)
+    assert sentence == "The query took longer than 0.2 s and was stopped; --timeout gives it more."
 
 
 def test_a_function_that_does_not_come_back_ends_the_process(run: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
-from tests.cli.recorded import refused, told
+from tests.cli.recorded import cli, refused
 from tests.recording import training_loops as loops
 
 
@@ -25,33 +25,33 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("view", "overview code log order summary source memory problems nonfinite".split())
 def test_every_view_takes_a_step(trained: Path, view: str) -> None:
-    whole, one = (told("show", trained, "--view", view, *step) for step in ((), ("--step", "2")))
+    whole, one = (cli("show", trained, "--view", view, *step) for step in ((), ("--step", "2")))
     assert one
     assert one != whole
-    assert told("show", trained, "--view", view, "--step", "last").count("\n") <= whole.count("\n") + 1
+    assert cli("show", trained, "--view", view, "--step", "last").count("\n") <= whole.count("\n") + 1
 
 
 def test_ops_of_a_step_are_those_of_the_step(trained: Path) -> None:
     t = sl.load(trained)
-    rows = [json.loads(line) for line in told("ops", trained, "--step", "1", "--json").splitlines()]
+    rows = [json.loads(line) for line in cli("ops", trained, "--step", "1", "--json").splitlines()]
     assert [row["name"] for row in rows] == [op.name for op in t.steps[1].ops]
-    both = told("ops", trained, "--step", "1:3", "--json")
+    both = cli("ops", trained, "--step", "1:3", "--json")
     assert both.count("\n") == len(t.steps[1].ops) + len(t.steps[2].ops)
 
 
 def test_the_numbers_of_ops_and_lineage_agree(trained: Path) -> None:
-    rows = [json.loads(line) for line in told("ops", trained, "--step", "1", "--json").splitlines()]
+    rows = [json.loads(line) for line in cli("ops", trained, "--step", "1", "--json").splitlines()]
     mean = next(row for row in rows if row["name"] == "mean")
-    lineage = told("lineage", trained, mean["id"], "--step", "1")
+    lineage = cli("lineage", trained, mean["id"], "--step", "1")
     assert lineage.split()[0] == mean["outputs"][0]["value"]
-    assert "loss" in told("lineage", trained, "loss", "--step", "1")
+    assert "loss" in cli("lineage", trained, "loss", "--step", "1")
 
 
 def test_every_table_is_that_of_the_step(trained: Path, tmp_path: Path) -> None:
-    counts = told("sql", trained, "select count(*) from module_calls", "--step", "2", "--csv")
+    counts = cli("sql", trained, "select count(*) from module_calls", "--step", "2", "--csv")
     assert counts.splitlines()[1] == "4"
-    assert told("sql", trained, "select name from steps", "--step", "2", "--csv") == "name\nstep2\n"
-    assert told("sql", trained, "select count(*) from steps", "--csv").splitlines()[1] == "4"
+    assert cli("sql", trained, "select name from steps", "--step", "2", "--csv") == "name\nstep2\n"
+    assert cli("sql", trained, "select count(*) from steps", "--csv").splitlines()[1] == "4"
     from tests.cli.recorded import invoke
 
     assert invoke("convert", trained, "--step", "2", "-o", tmp_path / "module_calls.csv").exit_code == 0
@@ -60,13 +60,9 @@ def test_every_table_is_that_of_the_step(trained: Path, tmp_path: Path) -> None:
 
 
 def test_graphs_and_tensors_of_a_step(trained: Path) -> None:
-    whole, one = (
-        told("graph", trained, "--no-fold", "--to", "list", *step) for step in ((), ("--step", "0"))
-    )
+    whole, one = (cli("graph", trained, "--no-fold", "--to", "list", *step) for step in ((), ("--step", "0")))
     assert len(one) < len(whole) / 2
-    keys = [
-        json.loads(line)["key"] for line in told("tensors", trained, "--step", "2", "--json").splitlines()
-    ]
+    keys = [json.loads(line)["key"] for line in cli("tensors", trained, "--step", "2", "--json").splitlines()]
     assert {key.split("/")[-2] for key in keys} == {"2"}
 
 

@@ -19,7 +19,7 @@ from sightline.store import save
 from sightline.store.shards.stores import MemoryStore
 from sightline.views.rendering import View
 from tests.builders import make_trace
-from tests.cli.recorded import misused, refused, told
+from tests.cli.recorded import cli, misused, refused
 from tests.store.shards.captured import capture
 
 
@@ -32,18 +32,18 @@ def drawn(given: Any, *at: int) -> list[str]:
 
 def test_the_table_has_every_tensor(run: Path) -> None:
     trace = sl.load(run)
-    lines = told("tensors", run).splitlines()
+    lines = cli("tensors", run).splitlines()
     assert lines[0].split("  ")[0] == "key"
     assert [line.split()[0] for line in lines[2:]] == list(trace.tensors)
     wrong = next(line for line in lines if line.startswith("step1/blocks.0.fc/output"))
     assert wrong.endswith("8 NaN")
-    listed = told("tensors", run, "--no-stats").splitlines()
+    listed = cli("tensors", run, "--no-stats").splitlines()
     assert listed[0].split() == ["key", "tensor", "size", "value"]
 
 
 def test_json_and_csv(run: Path) -> None:
     trace = sl.load(run)
-    rows = [json.loads(line) for line in told("tensors", run, "--json").splitlines()]
+    rows = [json.loads(line) for line in cli("tensors", run, "--json").splitlines()]
     assert [row["key"] for row in rows] == list(trace.tensors)
     for row in rows:
         tensor = trace.tensors[row["key"]]
@@ -52,7 +52,7 @@ def test_json_and_csv(run: Path) -> None:
         assert row["nans"] == int(np.isnan(values).sum())
         assert row["mean"] == pytest.approx(float(np.nanmean(values)))
         assert row["std"] == pytest.approx(float(np.nanstd(values, ddof=1)))
-    table = list(csv.DictReader(told("tensors", run, "--csv").splitlines()))
+    table = list(csv.DictReader(cli("tensors", run, "--csv").splitlines()))
     assert [row["key"] for row in table] == list(trace.tensors)
     assert table[0]["shape"] == "2; 5; 8"
 
@@ -61,7 +61,7 @@ def test_filters(run: Path) -> None:
     trace = sl.load(run)
 
     def keys(*options: object) -> list[str]:
-        return [json.loads(line)["key"] for line in told("tensors", run, *options, "--json").splitlines()]
+        return [json.loads(line)["key"] for line in cli("tensors", run, *options, "--json").splitlines()]
 
     assert (
         keys("--module", "blocks.0", "--step", "step1")
@@ -73,10 +73,10 @@ def test_filters(run: Path) -> None:
 
 
 def test_a_name_that_was_not_kept_names_the_near_ones(run: Path) -> None:
-    said = refused("tensors", run, "blocks.0.fcc")
-    assert said.startswith("No tensor was captured as 'blocks.0.fcc'; did you mean 'blocks.0.fc'")
-    said = refused("tensors", run, "step1/blocks.0.fc/output/0/0")
-    assert "did you mean 'step0/blocks.0.fc/output/0/0', 'step1/blocks.0.fc/output/1/0' or" in said
+    sentence = refused("tensors", run, "blocks.0.fcc")
+    assert sentence.startswith("No tensor was captured as 'blocks.0.fcc'; did you mean 'blocks.0.fc'")
+    sentence = refused("tensors", run, "step1/blocks.0.fc/output/0/0")
+    assert "did you mean 'step0/blocks.0.fc/output/0/0', 'step1/blocks.0.fc/output/1/0' or" in sentence
     assert refused("tensors", run, "--module", "nowhere") == (
         "--module nowhere matches none of the 16 kept tensors."
     )
@@ -84,28 +84,28 @@ def test_a_name_that_was_not_kept_names_the_near_ones(run: Path) -> None:
 
 def test_a_recording_without_tensors(tmp_path: Path) -> None:
     save(make_trace().data, tmp_path / "run.sight")
-    assert told("tensors", tmp_path / "run.sight") == (
+    assert cli("tensors", tmp_path / "run.sight") == (
         "(no tensors were kept: record with sightline run --capture GLOB)\n"
     )
-    assert told("tensors", tmp_path / "run.sight", "--json") == ""
+    assert cli("tensors", tmp_path / "run.sight", "--json") == ""
 
 
 def test_a_dtype_that_numpy_does_not_know(tmp_path: Path) -> None:
     info = capture("fc", dtype="qint9", shape=(3,))
     held = MemoryStore({info.key: np.zeros(5, dtype=np.uint8)})
     save(replace(make_trace().data, captures=[info], store=held), tmp_path / "run.sight")
-    assert told("tensors", tmp_path / "run.sight").splitlines()[2] == "fc/output/0/0  qint9[3]   5 B"
-    row = json.loads(told("tensors", tmp_path / "run.sight", "--json"))
+    assert cli("tensors", tmp_path / "run.sight").splitlines()[2] == "fc/output/0/0  qint9[3]   5 B"
+    row = json.loads(cli("tensors", tmp_path / "run.sight", "--json"))
     assert (row["min"], row["nans"]) == (None, 0)
     assert refused("tensors", tmp_path / "run.sight", info.key).startswith("numpy has no numbers for qint9")
 
 
 def test_wrong_calls(run: Path) -> None:
     assert misused("tensors", run, "--slice", "0") == (
-        "--slice goes with a KEY: it says which part of that tensor to draw."
+        "--slice needs a KEY: it chooses a part of that tensor to draw."
     )
     assert misused("tensors", run, "step0/head/output/0/0", "--slice", "a") == (
-        "Invalid value for --slice: 'a' is no list of whole numbers; write 0,2."
+        "Invalid value for --slice: 'a' is not a list of whole numbers; write 0,2."
     )
     assert refused("tensors", run, "head", "--slice", "0") == (
         "--slice is for one tensor; 'head' means 2: give 'step0/head/output/0/0', 'step1/head/output/1/0'."
@@ -122,7 +122,7 @@ def test_wrong_calls(run: Path) -> None:
 
 
 def test_one_tensor_is_drawn(run: Path) -> None:
-    lines = told("tensors", run, "step1/blocks.0.fc/output/1/0", "--slice", "0").splitlines()
+    lines = cli("tensors", run, "step1/blocks.0.fc/output/1/0", "--slice", "0").splitlines()
     assert lines[0] == "step1/blocks.0.fc/output/1/0  f32[2, 5, 8]  320 B"
     assert lines[1].startswith("value      $")
     assert "recorded.py:" in lines[1]
@@ -132,7 +132,7 @@ def test_one_tensor_is_drawn(run: Path) -> None:
     assert lines[at + 2] == "N" * 16
     assert lines[at + 1].strip(SHADES) == ""
     assert lines[-1].endswith("N NaN")
-    assert told("tensors", run, "blocks.0.fc", "--step", "step1", "--slice", "0").splitlines() == lines
+    assert cli("tensors", run, "blocks.0.fc", "--step", "step1", "--slice", "0").splitlines() == lines
 
 
 def test_a_line_is_drawn_as_bars() -> None:

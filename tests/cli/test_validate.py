@@ -1,4 +1,4 @@
-"""``sightline validate``: all of a recording is read, and what is wrong is said."""
+"""``sightline validate``: all of a recording is read, and errors are reported."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import pytest
 import sightline as sl
 from sightline.store import save
 from tests.builders import make_trace
-from tests.cli.recorded import invoke, on_terminal, refused, told
+from tests.cli.recorded import cli, invoke, on_terminal, refused
 
 
 def test_a_sound_recording(run: Path) -> None:
     trace = sl.load(run)
     counts = f"{len(trace.ops)} ops, {len(trace.values)} values, {len(trace.module_calls)} module calls"
-    said = told("validate", run)
-    assert said.startswith(f"{run} is sound: {counts}, ")
-    assert "source file" in said
-    assert f"{len(trace.tensors)} kept tensors of " in said
+    text = cli("validate", run)
+    assert text.startswith(f"{run} is sound: {counts}, ")
+    assert "source file" in text
+    assert f"{len(trace.tensors)} kept tensors of " in text
 
 
 def test_a_recording_that_contradicts_itself(tmp_path: Path) -> None:
@@ -58,13 +58,13 @@ def test_a_byte_in_any_chunk(run: Path, tmp_path: Path) -> None:
         altered = bytearray(data)
         altered[len(data) // 2] ^= 0x10
         database.execute(change, (bytes(altered), kind, name, number))
-        said = invoke("validate", path)
-        if said.exit_code != 1 or f"{kind}/{name}/{number} was altered" not in said.stderr:
+        text = invoke("validate", path)
+        if text.exit_code != 1 or f"{kind}/{name}/{number} was altered" not in text.stderr:
             missed.append(f"{kind}/{name}")
         database.execute(change, (data, kind, name, number))
     database.close()
     assert missed == []
-    assert "is sound" in told("validate", path)
+    assert "is sound" in cli("validate", path)
 
 
 def test_a_recording_that_was_not_finished(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_recording_that_was_not_finished(tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert told("validate", path).startswith(
+    assert cli("validate", path).startswith(
         f"{path} is sound, but not finished: 5 ops, 5 values, 1 module call, "
     )
 
@@ -95,4 +95,4 @@ def test_the_exit_code_is_for_scripts(run: Path, tmp_path: Path) -> None:
 def test_on_a_terminal_it_says_the_same(run: Path) -> None:
     seen, status = on_terminal("validate", run)
     assert status == 0
-    assert told("validate", run).rstrip("\n") in seen
+    assert cli("validate", run).rstrip("\n") in seen

@@ -135,7 +135,7 @@ def test_start_a_forward_pass_and_stop(capsys: pytest.CaptureFixture[str]) -> No
         "  ● TRACING Attention COMPLETE",
     ]
     assert output.shape == x.shape
-    kept = str(log(tracer.recording, root=False, title="Attention", margin="  ")) + "\n"
+    kept = str(log(tracer.recording.index, root=False, title="Attention", margin="  ")) + "\n"
     for name, label in (("Query", "Left"), ("Key.transpose(2, 3)", "Right"), ("Scores", "Output")):
         shown = shown.replace(f"─ {name}: ", f"─ {label}: ")  # the log has no names of the source
     assert shown == kept.replace(", bias: True", "")

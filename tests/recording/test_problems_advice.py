@@ -300,7 +300,7 @@ def test_a_problem_in_every_step_says_in_how_many() -> None:
             net(torch.randn(SQUARE, 8)).sum().backward()
             optimizer.step()
     assert only(t, "broadcast").times == "in 3 of 3 steps"
-    assert ", in 3 of 3 steps" in str(last_screen(t, "run.sight"))
+    assert ", in 3 of 3 steps" in str(last_screen(t.index, "run.sight"))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.kind)
@@ -343,7 +343,7 @@ def test_the_last_screen_shortens_names_and_never_the_verdict(columns: int) -> N
             optimizer.zero_grad()
             net(torch.randn(2, 4)).mean().backward()
             optimizer.step()
-    lines = [block.text for block in last_screen(t, "run.sight").within(columns)]  # type: ignore[union-attr]
+    lines = [block.text for block in last_screen(t.index, "run.sight").within(columns)]  # type: ignore[union-attr]
     told = " ".join(" ".join(lines).split())
     assert "5 more get gradients, and no optimizer holds them [parameters-without-optimizer]" in told
     assert "….attention_query_projection_of_the_layer.weight" in told
@@ -364,7 +364,7 @@ def test_the_message_of_an_exception_is_quoted_as_it_is() -> None:
     with pytest.raises(ValueError, match="set_detect_anomaly"):
         fail()
     (t,) = traces
-    assert "…" not in str(last_screen(t, "run.sight"))
+    assert "…" not in str(last_screen(t.index, "run.sight"))
 
 
 def test_of_a_first_screen_that_does_not_fit_the_head_is_cut() -> None:

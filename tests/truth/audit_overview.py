@@ -56,7 +56,7 @@ _KEYS = {
     "N…M: from call to call": r"\d…\d",
     "same: as the input": "→ same",
     "[…, N]: leading sizes as in the input": r"\[…, ",
-    "→ alone: what came out": r"(?m)^→ ",
+    "→ alone: the output": r"(?m)^→ ",
     "+N other: N more kinds of calls, with other tensors": r"\+\d+ other",
     "share: of the host time": "",
     "time: with the backward pass": "",

@@ -35,7 +35,7 @@ def looped(sizes: Sequence[int], *, layers: int = 2) -> Trace:
 
 
 def test_a_decoding_loop_is_one_body() -> None:
-    assert str(code(looped([5, 6, 7, 8]), fold=True)).splitlines() == [
+    assert str(code(looped([5, 6, 7, 8]).index, fold=True)).splitlines() == [
         "┌ ×4  while going:",
         "┊ y = step(x)  # g.py:2 in <module>:",
         "┊ │ ⬇️",
@@ -51,21 +51,21 @@ def test_a_decoding_loop_is_one_body() -> None:
 
 
 def test_the_first_step_may_be_another_size() -> None:
-    text = str(code(looped([40, 1, 2, 3]), fold=True))
+    text = str(code(looped([40, 1, 2, 3]).index, fold=True))
     assert "┌ ×3" in text
     assert "f32[1, 40, 8]" in text
     assert "f32[1, 1…3, 8]" in text
 
 
 def test_two_sizes_are_no_rule() -> None:
-    assert "…" not in str(code(looped([5, 6]), fold=True))
+    assert "…" not in str(code(looped([5, 6]).index, fold=True))
 
 
 @pytest.mark.parametrize(
     ("sizes", "written"), [([4, 8, 16], "4…16"), ([3, 9, 4, 1], "1…9"), ([31, 64, 31, 64], "31…64")]
 )
 def test_sizes_of_a_loop_may_be_any(sizes: list[int], written: str) -> None:
-    text = str(code(looped(sizes), fold=True))
+    text = str(code(looped(sizes).index, fold=True))
     assert text.startswith(f"┌ ×{len(sizes)}  while going:\n")
     assert f"f32[1, {written}, 8]" in text
 
@@ -96,7 +96,7 @@ def trained(rates: Sequence[float], weights: Sequence[int] = (4, 4)) -> Trace:
 
 
 def test_steps_differ_in_rates_and_batches() -> None:
-    text = str(code(trained([0.5, 0.4, 0.2, 0.1, 0.05, 0.01]), fold=True))
+    text = str(code(trained([0.5, 0.4, 0.2, 0.1, 0.05, 0.01]).index, fold=True))
     assert text[text.index("┌ ×5") :].splitlines() == [
         "┌ ×5  for x in data:",
         "┊ loss = net(x)  # t.py:2 in <module>:",
@@ -112,7 +112,7 @@ def test_steps_differ_in_rates_and_batches() -> None:
 
 
 def test_weights_of_different_sizes_are_different_layers() -> None:
-    text = str(code(trained([0.5, 0.4, 0.2, 0.1], weights=(4, 8)), fold=True))
+    text = str(code(trained([0.5, 0.4, 0.2, 0.1], weights=(4, 8)).index, fold=True))
     body = text[text.index("┌ ×3") :]
     assert "f32[2…4, 1], f32[4]" in body
     assert "f32[2…4, 1], f32[8]" in body
@@ -140,7 +140,7 @@ def test_numbers_that_were_read_may_be_any() -> None:
 
 
 def test_names_stay_with_the_first_run() -> None:
-    assert "f32[1, 5…7, 8]" in str(code(looped([5, 6, 7]), fold=True, names=True))
+    assert "f32[1, 5…7, 8]" in str(code(looped([5, 6, 7]).index, fold=True, names=True))
 
 
 def test_other_arguments_must_be_the_same() -> None:
@@ -149,7 +149,7 @@ def test_other_arguments_must_be_the_same() -> None:
         b.op("dropout", b.value(4), p, True, out=(4,))
     for number in (2, 3, 4):
         b.op("select", b.value(4), 0, number, out=())
-    assert str(code(b.build(), fold=True)).splitlines()[1:] == [
+    assert str(code(b.build().index, fold=True)).splitlines()[1:] == [
         "│ # dropout(f32[4], 0.1, True) -> f32[4];",
         "│ # dropout(f32[4], 0.2, True) -> f32[4];",
         "│ # dropout(f32[4], 0.3, True) -> f32[4];",

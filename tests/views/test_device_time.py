@@ -52,31 +52,31 @@ def test_the_share_is_of_device_time() -> None:
     trace = make_trace(backward=False)
     [first, *_] = [op for op in trace.ops if op.level == "aten"]  # the embedding
     at = first.start
-    told = str(
+    text = str(
         timed(trace, [Work(at, at + 5_000, 600_000), Work(at, at + 700_000, 400_000, "Memset", "fill")])
     )
-    [row] = [line for line in told.splitlines() if line.startswith("  embed")]
+    [row] = [line for line in text.splitlines() if line.startswith("  embed")]
     assert row.split()[-3:] == ["100", "%", "▇▇▇▇▇▇▇▇▇▇"]
     assert "1.00 ms" in row
-    assert "time 1.00 ms in 1 kernel, 1 fill on cuda:0" in told
-    lines = told.splitlines()
+    assert "time 1.00 ms in 1 kernel, 1 fill on cuda:0" in text
+    lines = text.splitlines()
     heaviest = lines[next(at for at, line in enumerate(lines) if line.startswith("heaviest")) + 2]
     assert "x = self.embed(tokens)" in heaviest
 
 
 def test_each_device_is_told_apart() -> None:
     works = [Work(0, 0, 50_000), Work(0, 0, 25_000, device=1)]
-    told = str(timed(make_trace(), works, duration_ns=100_000))
-    assert "on cuda:0, cuda:1" in told
-    assert "device    cuda:0 busy 50 %, waiting for the host 50 %\n" in told
-    assert "device    cuda:1 busy 25 %, waiting for the host 75 %\n" in told
+    text = str(timed(make_trace(), works, duration_ns=100_000))
+    assert "on cuda:0, cuda:1" in text
+    assert "device    cuda:0 busy 50 %, waiting for the host 50 %\n" in text
+    assert "device    cuda:1 busy 25 %, waiting for the host 75 %\n" in text
 
 
 def test_nothing_ran_on_a_device() -> None:
     trace = timed(make_trace(), [])
-    told = str(trace)
-    assert "device    time 0 ns in no kernels" in told
-    assert "busy" not in told
+    text = str(trace)
+    assert "device    time 0 ns in no kernels" in text
+    assert "busy" not in text
     assert "device" not in str(trace.summary()).partition("\n\n")[0]  # no column of it
     assert "device time" in str(trace.source())
 
@@ -84,12 +84,12 @@ def test_nothing_ran_on_a_device() -> None:
 @pytest.mark.parametrize("view", ["overview", "summary", "source"])
 def test_without_it_no_view_speaks_of_devices(view: str) -> None:
     trace = make_trace()
-    told = str(trace if view == "overview" else getattr(trace, view)())
-    assert "device" not in told
+    text = str(trace if view == "overview" else getattr(trace, view)())
+    assert "device" not in text
 
 
 def test_one_module_has_its_own_device_time() -> None:
     trace = make_trace()
-    told = str(timed(trace, kernels(trace.data)).summary(module="blocks.0.fc"))
-    [row] = [line for line in told.splitlines() if line.startswith("device time")]
+    text = str(timed(trace, kernels(trace.data)).summary(module="blocks.0.fc"))
+    [row] = [line for line in text.splitlines() if line.startswith("device time")]
     assert row.split("time ")[1].split(" · ") == ["modules 15.0 µs", "backward 27.0 µs"]

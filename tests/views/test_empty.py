@@ -33,9 +33,9 @@ def test_a_view_of_nothing_says_so(view: str) -> None:
     assert str(shown(t)) == text
 
 
-@pytest.mark.parametrize("asked", [{}, {"stats": True}, {"check": "nonfinite"}, {"capture": True}])
-def test_the_overview_and_the_problems_of_nothing(asked: dict[str, Any]) -> None:
-    with sl.trace(**asked) as t:
+@pytest.mark.parametrize("options", [{}, {"stats": True}, {"check": "nonfinite"}, {"capture": True}])
+def test_the_overview_and_the_problems_of_nothing(options: dict[str, Any]) -> None:
+    with sl.trace(**options) as t:
         pass
     assert "empty     no op and no module call was recorded: nothing of torch's ran in the block" in str(t)
     assert "all finite" not in str(t)

@@ -32,7 +32,7 @@ def test_the_code_of_a_long_run_reads_the_ops_it_shows(monkeypatch: pytest.Monke
         read(self, data, ids)
 
     monkeypatch.setattr(OpWindow, "__init__", counted)
-    assert len(screen(code.code_lines(long_run(OPS), fold=False))) == SCREEN
+    assert len(screen(code.code_lines(long_run(OPS).index, fold=False))) == SCREEN
     assert sum(seen) < OPS / 10
 
 
@@ -65,7 +65,7 @@ def test_the_log_of_a_long_run_draws_the_blocks_it_shows(monkeypatch: pytest.Mon
         return lines(self, block, style)
 
     monkeypatch.setattr(log._LogBuilder, "lines", counted)
-    story = log.log_lines(long_run(OPS), fold=fold, inside=True)
+    story = log.log_lines(long_run(OPS).index, fold=fold, inside=True)
     assert len(screen(story)) == SCREEN
     assert len(drawn) <= SCREEN
     assert next(story, None) is not None  # and it goes on

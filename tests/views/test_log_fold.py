@@ -79,8 +79,8 @@ def test_runs_of_a_loop_fold_whatever_the_batch(sizes: list[int]) -> None:
             loss = model(torch.ones(size, 4)).sum()
             loss.backward()
     text = str(t.log())
-    told = "2…9" if len(set(sizes)) > 1 else "5"
-    assert f"Tensor [{told}, 4] @ cpu" in text
+    text_of_size = "2…9" if len(set(sizes)) > 1 else "5"
+    assert f"Tensor [{text_of_size}, 4] @ cpu" in text
     assert text.count("● Stack") == 1
     assert text.splitlines()[0] == "┌ ×5"
 

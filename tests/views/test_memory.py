@@ -74,11 +74,11 @@ def test_a_bundle_of_an_earlier_version_opens(tmp_path: Path) -> None:
     assert "does not say when storages were freed" in str(t.memory())
 
 
-@pytest.mark.parametrize("said", [3, {"cuda:0": {"allocated": [1]}}, {"cuda:0": "much"}])
-def test_what_a_damaged_file_says_of_an_allocator(tmp_path: Path, said: object) -> None:
+@pytest.mark.parametrize("invalid", [3, {"cuda:0": {"allocated": [1]}}, {"cuda:0": "much"}])
+def test_invalid_allocators_of_a_damaged_file(tmp_path: Path, invalid: object) -> None:
     bundle = saved(tmp_path)
-    edit_facts(bundle, info=plain.dumps(dict(sl.load(bundle).info) | {"allocator": said}))
-    with pytest.raises(DamagedFile, match=r"invalid ('?allocator)"):
+    edit_facts(bundle, info=plain.dumps(dict(sl.load(bundle).info) | {"allocator": invalid}))
+    with pytest.raises(DamagedFile, match=r"invalid '?allocator"):
         sl.load(bundle).memory()
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import sightline as sl
-from tests.cli.recorded import invoke, told
+from tests.cli.recorded import cli, invoke
 from tests.recording import training_loops as loops
 
 BUILDS = "ops that build the model"
@@ -63,7 +63,7 @@ def test_the_graph_has_the_model_alone_and_says_so(trained: sl.Trace) -> None:
 def test_a_lineage_ends_at_the_model(trained: sl.Trace) -> None:
     value = next(call for call in trained.module_calls if call.module.path == "transformer.wte").outputs[0]
     shown, every = str(trained.lineage(value)), str(trained.lineage(value, all=True))
-    assert shown.splitlines()[-1].startswith("# left out: what made ")
+    assert shown.splitlines()[-1].startswith("# left out: the origin of ")
     assert shown.splitlines()[-1].endswith("outside the model; all=True shows it")
     assert "left out" not in every
     assert len(every.splitlines()) > len(shown.splitlines())
@@ -77,14 +77,14 @@ def test_what_was_asked_for_itself_is_told(trained: sl.Trace) -> None:
 def test_the_command_line_says_it_in_its_own_words(trained: sl.Trace) -> None:
     path = Path(trained.data.path).parent  # type: ignore[attr-defined]  # it was loaded
     for view in ("code", "log"):
-        assert told("show", path, "--view", view).splitlines()[0].endswith("; --all shows them")
-        assert "left out" not in told("show", path, "--view", view, "--all")
+        assert cli("show", path, "--view", view).splitlines()[0].endswith("; --all shows them")
+        assert "left out" not in cli("show", path, "--view", view, "--all")
     result = invoke("graph", path, "--to", "list")
     assert result.stderr.startswith("left out: ")
     assert result.stderr.endswith("; --all shows them\n")
     assert invoke("graph", path, "--to", "list", "--all").stderr == ""
-    assert "--all shows it" in told("lineage", path, "transformer.wte")
-    assert "left out" not in told("lineage", path, "transformer.wte", "--all")
+    assert "--all shows it" in cli("lineage", path, "transformer.wte")
+    assert "left out" not in cli("lineage", path, "transformer.wte", "--all")
 
 
 def test_nothing_is_left_out_of_a_block_around_a_model() -> None:

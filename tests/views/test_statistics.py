@@ -25,7 +25,7 @@ from tests.measured import INFS, NANS, measured
 from tests.views.measured import steady, tiny_transformer
 
 NAN = math.nan
-VIEWS: list[Callable[..., View]] = [code, log, summary, source]
+VIEWS: list[Callable[..., View]] = [sl.Trace.code, sl.Trace.log, sl.Trace.summary, sl.Trace.source]
 
 
 # -- the example -----------------------------------------------------------------------------------
@@ -34,9 +34,9 @@ VIEWS: list[Callable[..., View]] = [code, log, summary, source]
 @pytest.mark.parametrize(
     ("name", "view"),
     [
-        ("statistics_code", lambda t: code(t, fold=True)),
-        ("statistics_log", lambda t: log(t, module="blocks.0", inside=True, fold=False, all=True)),
-        ("statistics_source", source),
+        ("statistics_code", lambda t: code(t.index, fold=True)),
+        ("statistics_log", lambda t: log(t.index, module="blocks.0", inside=True, fold=False, all=True)),
+        ("statistics_source", lambda t: source(t.index)),
         ("statistics_summary", summary),
     ],
 )
@@ -44,7 +44,7 @@ def test_the_example(name: str, view: Callable[[sl.Trace], View], golden: Golden
     golden(name, steady(str(view(tiny_transformer()))))
 
 
-@pytest.mark.parametrize("view", [summary, source])
+@pytest.mark.parametrize("view", [sl.Trace.summary, sl.Trace.source])
 def test_it_fits_a_hundred_columns(view: Callable[..., View]) -> None:
     assert max(map(width, str(view(tiny_transformer())).splitlines())) <= 100
 
@@ -133,7 +133,7 @@ def test_what_is_not_finite_stands_out() -> None:
     b = TraceBuilder()
     x, y = b.op("log", b.value(4), out=(4,)), b.op("exp", b.value(4), out=(4,))
     t = measured(b.build(), {x: NANS, y: INFS})
-    for view in (code(t, fold=False), log(t, fold=False, all=True)):
+    for view in (code(t.index, fold=False), log(t.index, fold=False, all=True)):
         out = io.StringIO()
         view.print(color=True, file=out)
         assert "\x1b[1;31m3 NaN\x1b[0m" in out.getvalue()
@@ -158,7 +158,7 @@ def loop(runs: int = 3) -> tuple[sl.Trace, list[int]]:
 def test_a_folded_op_has_the_range_of_all_its_runs() -> None:
     t, made = loop()
     readings = {id: {"min": -1.0 * at, "max": 10.0 + at, "nans": at == 4} for at, id in enumerate(made)}
-    lines = str(code(measured(t, readings), fold=True)).splitlines()
+    lines = str(code(measured(t, readings).index, fold=True)).splitlines()
     assert lines[0] == "┌ ×3  for _ in range(3):"
     assert lines[2] == "┊ │ # mm(f32[4]) -> f32[4]; -4 … 14, 1 NaN"
     assert lines[4] == "┊ │ # native_layer_norm(f32[4]) -> f32[4]; -5 … 15"
@@ -168,7 +168,7 @@ def test_one_op_that_ran_often_has_one_range() -> None:
     b = TraceBuilder()
     made = [b.op("neg", b.value(4), out=(4,)) for _ in range(5)]
     t = measured(b.build(), {id: {"max": 1.0 + at} for at, id in enumerate(made)})
-    assert str(code(t, fold=True)).splitlines()[1] == "│ # neg(f32[4]) -> f32[4]; ×5 -1 … 5"
+    assert str(code(t.index, fold=True)).splitlines()[1] == "│ # neg(f32[4]) -> f32[4]; ×5 -1 … 5"
 
 
 def test_numbers_of_neighbours_stand_below_each_other() -> None:
@@ -177,7 +177,7 @@ def test_numbers_of_neighbours_stand_below_each_other() -> None:
     wide = b.op("cat", [b.value(size) for size in range(1, 10)], out=(36,))
     made = [b.op("relu", x, out=(4,)), b.op("add.Tensor", x, 1, out=(4,)), wide]
     b.op("size", x)
-    lines = str(code(measured(b.build(), {id: {} for id in made}), fold=False)).splitlines()
+    lines = str(code(measured(b.build(), {id: {} for id in made}).index, fold=False)).splitlines()
     assert lines[2:] == [
         "│ # relu(f32[4]) -> f32[4];          -1 … 3, mean 0.5, std 1",
         "│ # add.Tensor(f32[4], 1) -> f32[4]; -1 … 3, mean 0.5, std 1",
@@ -191,11 +191,11 @@ def test_of_several_results_the_first_that_was_measured() -> None:
     made = b.op("topk", b.value(4), out=[(2,), (2,)])
     t = measured(b.build(), {made[1]: {"max": 7.0}})
     assert (
-        str(code(t, fold=False)).splitlines()[1]
+        str(code(t.index, fold=False)).splitlines()[1]
         == "│ # topk(f32[4]) -> (f32[2], f32[2]); -1 … 7, mean 0.5, std 1"
     )
     t = measured(b.build(), {made[0]: {}, made[1]: {"nans": 1}})
-    assert str(code(t, fold=False)).endswith("; -1 … 3, mean 0.5, std 1, 1 NaN in result 1")
+    assert str(code(t.index, fold=False)).endswith("; -1 … 3, mean 0.5, std 1, 1 NaN in result 1")
 
 
 # -- log, source, summary --------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_the_log_has_them_after_every_tensor() -> None:
     with b.api("+", x, 1, flavour="operator"):
         y = b.op("add.Tensor", x, 1, out=(2, 3))
     t = measured(b.build(), {x: {"max": 2.0}, y: NANS})
-    assert str(log(t, op="+", fold=False, all=True)).splitlines()[1:] == [
+    assert str(log(t.index, op="+", fold=False, all=True)).splitlines()[1:] == [
         "├─ Left: Tensor [2, 3] @ cpu    -1 … 2, mean 0.5, std 1",
         "├─ Right: 1",
         "└─ Output: Tensor [2, 3] @ cpu  -1 … 3, mean 0.5, std 1, 3 NaN",
@@ -218,7 +218,9 @@ def test_blocks_that_look_alike_keep_their_own_numbers() -> None:
     b = TraceBuilder()
     x = b.value(4)
     made = [b.op("neg", x, out=(4,)) for _ in range(2)]
-    text = str(log(measured(b.build(), {made[0]: {"max": 1.0}, made[1]: {"max": 2.0}}), fold=False, all=True))
+    text = str(
+        log(measured(b.build(), {made[0]: {"max": 1.0}, made[1]: {"max": 2.0}}).index, fold=False, all=True)
+    )
     assert "-1 … 1, mean" in text
     assert "-1 … 2, mean" in text
 
@@ -231,7 +233,7 @@ def test_the_source_has_the_range_of_what_a_line_made() -> None:
         view = b.value(4, base=x, producer=0)
         b.op("view", x, out=view)
     t = measured(b.build(), {x: {"min": -7.0}, y: NANS, view: {"max": 99.0}})
-    assert "# mm ×2, view -> f32[4]; -7 … 3, 3 NaN" in str(source(t))
+    assert "# mm ×2, view -> f32[4]; -7 … 3, 3 NaN" in str(source(t.index))
 
 
 def test_the_summary_has_what_came_out_and_what_is_not_finite() -> None:

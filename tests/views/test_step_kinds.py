@@ -277,5 +277,5 @@ def test_models_are_at_depth_0_and_their_parts_at_1() -> None:
     first, second = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
     with sl.trace() as t:
         second(first(torch.ones(1, 2)))
-    assert str(call_order(t, depth=0)).splitlines() == ["Sequential #0", "Sequential_1 (Sequential) #0"]
-    assert len(str(call_order(t, depth=1)).splitlines()) == 4
+    assert str(call_order(t.index, depth=0)).splitlines() == ["Sequential #0", "Sequential_1 (Sequential) #0"]
+    assert len(str(call_order(t.index, depth=1)).splitlines()) == 4

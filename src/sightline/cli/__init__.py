@@ -1,4 +1,4 @@
-"""The command ``sightline``: one file per verb, each imported when it is called for.
+"""The command ``sightline``: one file per verb, each imported on use.
 
 ``sightline --help`` imports click and nothing heavier.
 """
@@ -12,22 +12,22 @@ import click
 
 from sightline._version import __version__
 
-#: Verb → what it does. The verb ``a-b`` is the command ``command`` in the module ``sightline.cli.a_b``.
+#: Each verb and its one-line help. The verb ``a-b`` is `command` in the module ``sightline.cli.a_b``.
 VERBS: Final = {
-    "run": "Run a script unchanged, and record what its model did.",
+    "run": "Run a script unchanged, and record its model.",
     "show": "Show a recording: its code, log, call order, summary, memory, source or problems.",
     "ops": "List the operations, as a table, JSON or CSV.",
-    "tensors": "List the kept tensors, or look at one of them.",
-    "lineage": "Tell where a value came from.",
-    "diff": "Tell where two recordings part, and why.",
+    "tensors": "List the kept tensors, or draw one of them.",
+    "lineage": "Show where a value came from.",
+    "diff": "Show where two recordings diverge, and why.",
     "graph": "Draw the data-flow graph.",
     "validate": "Check that a recording is sound.",
-    "repair": "Finish the recording of a killed process, and clear away what it left behind.",
-    "sql": "Ask a recording in SQL, read-only.",
-    "html": "Write the page of a recording: one file to walk through, offline.",
+    "repair": "Finish the recording of a killed process, and remove its temporary files.",
+    "sql": "Query a recording in SQL, read-only.",
+    "html": "Write a recording as a web page: one file that opens offline.",
     "convert": "Write a recording for another tool: Perfetto, CSV, JSON, Parquet.",
-    "trace-graph": "Draw a graph, top down, from the text torchspy's CallTracer writes.",
-    "engine": "Say which engine records here and why, or build the native one.",
+    "trace-graph": "Draw a graph, top down, from the trace file of torchspy's CallTracer.",
+    "engine": "Show which engine records here and why, or build the native one.",
     "demo": "Trace a small transformer, forward and backward, and print the views.",
 }
 
@@ -54,7 +54,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """A verb that is misspelt is answered with the nearest one."""
+        """Resolve a verb; the error for a misspelt one names the nearest."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             from sightline.patterns import did_you_mean
 

@@ -1,4 +1,4 @@
-"""What the commands share: how one is declared, opens a recording, and reports an error."""
+"""Shared by the commands: their class and options, opening a recording, reporting errors."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            if (
-                self.name == "run"
-            ):  # the streams of a script stay as it finds them, and its hints are Python's
+            if self.name == "run":  # the script gets its streams unchanged, and hints as Python spells them
                 return super().invoke(ctx)
             with readable_output(), for_command_line():
                 return super().invoke(ctx)
@@ -85,7 +83,7 @@ def open_recording(path: str, step: str | None = None) -> Trace:
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text: example commands, line by line."""
+    """Example commands, line by line, for the end of a help text."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -104,7 +102,7 @@ _FILTERS: dict[str, Callable[[Any], Any]] = {
     "step": click.option(
         "--step",
         metavar="N",
-        help="Only this training step, with numbers of its own: 3, 3:5, last, or a name.",
+        help="Only this training step, as a recording of its own: 3, 3:5, last, or a name.",
     ),
     "module": click.option(
         "--module", metavar="GLOB", help="Only in these modules: 'blocks.*.attn', '**.mlp'."
@@ -124,7 +122,7 @@ _FILTERS: dict[str, Callable[[Any], Any]] = {
 
 
 def renamed_option(old: str, name: str) -> Callable[[F], F]:
-    """The former flag of the option ``name``: it works for one more version, and says so."""
+    """The former flag of the option ``name``: it works for one more version, with a warning."""
 
     def store(context: click.Context, _: click.Parameter, value: str | None) -> None:
         if value is not None:

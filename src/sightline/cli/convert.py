@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sightline.data.index import Index
 
 FORMATS: Final = ("perfetto", "csv", "json", "parquet")
-#: The format that the end of a name says; ``.json`` alone says none.
+#: The format of each suffix; ``.json`` alone can be either of two.
 _SUFFIXES: Final = {
     **{f".{format}": format for format in FORMATS if format != "json"},
     ".perfetto.json": "perfetto",
@@ -54,7 +54,9 @@ _SUFFIXES: Final = {
     type=click.Path(),
     help="The file to write, or a folder for several tables.",
 )
-@click.option("--to", "format", type=click.Choice(FORMATS), help="The format; else the end of OUT says it.")
+@click.option(
+    "--to", "format", type=click.Choice(FORMATS), help="The format.  [default: from the suffix of OUT]"
+)
 @click.option(
     "--table",
     "tables",
@@ -63,78 +65,76 @@ _SUFFIXES: Final = {
     help="Only this table (csv, json, parquet); can be repeated. `sightline sql FILE` lists them.",
 )
 @filter_options("step")
-@click.option("--force", is_flag=True, help="Replace what is there.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace existing files.")  # fmt: skip
 def command(
     recording: str, output: str, format: str | None, tables: tuple[str, ...], step: str | None, force: bool
 ) -> None:
     """Write a recording for another tool: Perfetto, CSV, JSON, Parquet.
 
     perfetto is a timeline in Chrome's JSON: modules, ops, phases, steps and memory. csv and parquet are a
-    folder with a file per table, or one table in a file; json is all tables in one document. A name that ends
-    in .gz is compressed. Files are written atomically.
+    folder with a file per table, or one table in a file; json is all tables in one document. A file
+    whose name ends in .gz is compressed. Files are written atomically.
     """
     from sightline.convert.table_files import check_format, count_rows
 
     target = Path(output)
     try:
-        chosen = format or _format_of_name(target)
-        picked = _select_tables(tables, chosen, target)
-    except UsageError as error:  # about the options, not about the recording
+        format, chosen = _format_and_tables(target, format, tables)
+    except UsageError as error:  # the options are wrong, not the recording
         raise click.UsageError(printable_text(str(error))) from None
-    check_format(chosen)
+    check_format(format)
     _check_target(target, Path(recording), force)
     trace = open_recording(recording, step)
     index = trace.index
     with progress_bar("writing") as progress:
-        if chosen == "perfetto":
+        if format == "perfetto":
             trace.to_perfetto().save(target, progress)
             files = [target]
         else:
-            files = _write_files(index, chosen, picked, target, progress)
+            files = _write_files(index, format, chosen, target, progress)
     size = sum(path.stat().st_size for path in files if path.is_file())
     many = f"{len(files)} files, " if len(files) > 1 else ""
-    held = f"{count_rows(index, picked):,} rows" if picked else f"{len(index.ops):,} ops"
-    click.echo(f"Wrote {printable_text(output)}: {many}{held}, {bytes_text(size)}.", err=True)
+    rows = f"{count_rows(index, chosen):,} rows" if chosen else f"{len(index.ops):,} ops"
+    click.echo(f"Wrote {printable_text(output)}: {many}{rows}, {bytes_text(size)}.", err=True)
 
 
-def _format_of_name(target: Path) -> str:
-    name = target.name.lower().removesuffix(".gz")
-    for suffix, format in _SUFFIXES.items():
-        if name.endswith(suffix):
-            return format
-    if name.endswith(".json"):
-        raise UsageError(f"{target.name} can be a timeline or plain tables: add --to perfetto or --to json.")
-    raise UsageError(
-        f"The name {target.name} says no format: add --to {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
-    )
+def _format_and_tables(target: Path, format: str | None, names: Sequence[str]) -> tuple[str, list[Table]]:
+    """The format, by default that of the suffix, and the tables to write.
 
-
-def _select_tables(names: Sequence[str], format: str, target: Path) -> list[Table]:
-    """The tables to write; for a file of one table its name can be the name of the file."""
+    For a file of one table its name can be the name of the file.
+    """
     from sightline.convert.tables import ALIASES, TABLES
 
+    name = target.name.lower().removesuffix(".gz")
+    format = format or next((each for suffix, each in _SUFFIXES.items() if name.endswith(suffix)), None)
+    if format is None and name.endswith(".json"):
+        raise UsageError(f"{target.name} can be a timeline or plain tables: add --to perfetto or --to json.")
+    if format is None:
+        raise UsageError(
+            f"The format of {target.name} is unknown: add --to {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+        )
     if format == "perfetto":
         if names:
             raise UsageError("A timeline has no tables: --table goes with csv, json and parquet.")
-        return []
+        return format, []
     if not names and _is_file(target, format):
         stem = target.name.partition(".")[0]
         names = [stem]
         if ALIASES.get(stem, stem) not in TABLES:
             raise UsageError(
-                f"{target.name} holds one table: say which with --table, or name a folder for all of them."
+                f"{target.name} holds one table: choose it with --table, or give a folder for all of them."
             )
     unknown = next((name for name in names if ALIASES.get(name, name) not in TABLES), None)
     if unknown is not None:
         raise UsageError(f"There is no table {unknown!r}; there are {', '.join(TABLES)}.")
-    picked = [TABLES[ALIASES.get(name, name)] for name in dict.fromkeys(names)] or list(TABLES.values())
-    if len(picked) > 1 and _is_file(target, format):
-        raise UsageError(f"{target.name} holds one table, not {len(picked)}: name a folder instead.")
-    return picked
+    chosen = [TABLES[ALIASES.get(name, name)] for name in dict.fromkeys(names)] or list(TABLES.values())
+    if len(chosen) > 1 and _is_file(target, format):
+        raise UsageError(f"{target.name} holds one table, not {len(chosen)}: give a folder instead.")
+    return format, chosen
 
 
 def _is_file(target: Path, format: str) -> bool:
-    """Whether the name is that of a file, for a format that makes files or a folder."""
+    """Whether the name is that of one file, for a format that can also write a folder."""
     return (
         format != "json"
         and not target.is_dir()
@@ -143,10 +143,9 @@ def _is_file(target: Path, format: str) -> bool:
 
 
 def _check_target(target: Path, source: Path, force: bool) -> None:
-    """Raise if something is there that would be lost."""
-    inside = os.path.realpath(target)
-    held = os.path.realpath(source)
-    if inside == held or inside.startswith(held + os.sep):
+    """Raise if the target is in the recording, or would replace files without ``--force``."""
+    real, recording = os.path.realpath(target), os.path.realpath(source)
+    if real == recording or real.startswith(recording + os.sep):
         raise UsageError(f"{target} is in the recording itself: write it somewhere else.")
     if target.is_dir():
         if any(target.iterdir()) and not force:

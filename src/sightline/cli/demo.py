@@ -1,7 +1,7 @@
 """``sightline demo``: run the embedded example and print the views of it.
 
-The example is ``examples/tiny_transformer.py``; the wheel carries it beside this file. It runs as what it
-is, a user's script in a folder of its own, so that its frames are shown as a user's frames are.
+The example is ``examples/tiny_transformer.py``; the wheel carries it beside this file. It runs as
+a user's script in a folder of its own, so that its frames are shown like a user's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def command(context: click.Context, views: tuple[str, ...], show_source: bool) -
 
 
 def source() -> str:
-    """The example's text: from the wheel, or from the folder of examples where that is what is installed."""
+    """The text of the example: from the wheel, or from the folder of examples of a checkout."""
     here = Path(__file__).resolve()
     places = [here.with_name(EXAMPLE), here.parents[3] / "examples" / EXAMPLE]
     for place in places:
@@ -46,7 +46,7 @@ def source() -> str:
 
 
 def run(views: tuple[str, ...]) -> int:
-    """Run the example in a folder of its own; the result is its exit status."""
+    """Run the example in a folder of its own; returns its exit status."""
     root = str(Path(__file__).resolve().parents[2])
     known = os.environ.get("PYTHONPATH")
     environment = os.environ | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Final
 
@@ -34,53 +35,48 @@ _TEXTS: Final = ("mermaid", "dot", "json", "list")
 @click.option("-o", "--output", metavar="PATH", type=click.Path(),
               help="Write .svg, .png, .pdf, .dot, .mmd or .json; pictures need graphviz.")  # fmt: skip
 @click.option(
-    "--to", "form", type=click.Choice(_TEXTS), help="Without -o: what to print.  [default: mermaid]"
+    "--to", "form", type=click.Choice(_TEXTS), help="Without -o: the format to print.  [default: mermaid]"
 )
 @click.option("--level", type=click.Choice(["api", "aten", "module"]),
               help="Calls as written, aten ops, or modules.")  # fmt: skip
 @filter_options("step")
-@click.option("--module", metavar="GLOB", help="Only what ran in these modules: 'blocks.0'.")
+@click.option("--module", metavar="GLOB", help="Only in these modules: 'blocks.0'.")
 @click.option("--phase", type=click.Choice(["forward", "backward", "both"]), default="forward",
-              show_default=True, help="Which pass.")  # fmt: skip
+              show_default=True, help="The pass to draw.")  # fmt: skip
 @click.option("--prune", multiple=True, type=click.Choice(["views", "parameters", "constants", "leaves"]),
-              help="Leave these out; may be given several times.")  # fmt: skip
+              help="Leave these out; can be repeated.")  # fmt: skip
 @click.option("--all", is_flag=True,
-              help="Also what builds the model, and what a trainer does around it.")  # fmt: skip
+              help="Also ops that build the model, and a trainer's ops around it.")  # fmt: skip
 @click.option("--fold/--no-fold", default=True, show_default=True,
-              help="Equal layers once, with ×N, and a recurrence as a loop.")  # fmt: skip
+              help="Draw equal layers once, with ×N, and a recurrence as a loop.")  # fmt: skip
 @click.option("--depth", metavar="N", type=click.IntRange(0), help="Collapse modules below this depth.")
 def command(recording: str, output: str | None, form: str | None, level: str | None, step: str | None,
             module: str | None, phase: str, prune: tuple[str, ...], all: bool, fold: bool,
             depth: int | None) -> None:  # fmt: skip
     """Draw the data-flow graph.
 
-    With -o the end of the file name says what is written. Without it, a text is printed: Mermaid, which
-    Markdown shows, or what --to says.
+    With -o the suffix of the file decides the format. Without it the graph is printed as text: as Mermaid,
+    which Markdown renders, or in the format of --to.
     """
     if output is not None and form is not None:
-        raise click.UsageError("--to is for printing; with -o the end of the file name says the format.")
+        raise click.UsageError("--to is for printing; with -o the suffix of the file decides the format.")
     trace = open_recording(recording, step)
     with wait_message():
-        made = trace.graph(level=level, depth=depth, fold=fold, prune=prune, phase=phase, module=module,
+        graph = trace.graph(level=level, depth=depth, fold=fold, prune=prune, phase=phase, module=module,
                            all=all)  # fmt: skip
-    if "left_out" in made.info:
-        click.echo(made.info["left_out"], err=True)
+    if "left_out" in graph.info:
+        click.echo(graph.info["left_out"], err=True)
     if output is not None:
         with wait_message("drawing …"):
-            made.save(output)
+            graph.save(output)
         click.echo(
-            printable_text(f"{output}: {len(made.nodes):,} nodes, {len(made.edges):,} edges"), err=True
+            printable_text(f"{output}: {len(graph.nodes):,} nodes, {len(graph.edges):,} edges"), err=True
         )
         return
     if form == "json":
-        text = _ascii(made.to_json())
+        text = json.dumps(json.loads(graph.to_json()))  # ASCII: nothing that a terminal would interpret
     else:
-        text = printable_text({"dot": made.to_dot, "list": made.__str__}.get(form or "", made.to_mermaid)())
+        text = printable_text(
+            {"dot": graph.to_dot, "list": graph.__str__}.get(form or "", graph.to_mermaid)()
+        )
     sys.stdout.write(text.removesuffix("\n") + "\n")
-
-
-def _ascii(text: str) -> str:
-    """JSON with everything escaped that a terminal could take for more than text."""
-    import json
-
-    return json.dumps(json.loads(text))

@@ -37,15 +37,16 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="OUT", type=click.Path(),
               help="The file to write.  [default: the recording's name, with .html]")  # fmt: skip
 @filter_options("step")
-@click.option("--open", "show", is_flag=True, help="Open it in the browser.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(recording: str, output: str | None, step: str | None, show: bool, force: bool) -> None:
-    """Write the page of a recording: one file to walk through, offline.
+    """Write a recording as a web page: one file that opens offline.
 
-    It holds everything it shows, the text of the source files too, and asks for nothing from a network.
+    The page holds everything it shows, including the text of the source files, and loads nothing from a
+    network.
     """
     target = Path(output) if output else Path(Path(recording.rstrip("/")).stem + ".html")
-    if target.exists() and not force and not _is_stream(target):
+    if (target.is_file() or target.is_dir()) and not force:  # a stream, as /dev/stdout, is no obstacle
         raise UsageError(f"{target} is there already: give another name with -o, or --force to replace it.")
     size = open_recording(recording, step)._save_page(target)
     click.echo(f"Wrote {printable_text(str(target))}: {bytes_text(size)}.", err=True)
@@ -53,12 +54,8 @@ def command(recording: str, output: str | None, step: str | None, show: bool, fo
         open_page(target)
 
 
-def _is_stream(target: Path) -> bool:
-    return not target.is_file() and not target.is_dir()
-
-
 def open_temporary(trace: Trace, name: str) -> None:
-    """Write the page of a recording where temporary files are, and open it."""
+    """Write the page of a recording to a temporary folder, and open it."""
     target = Path(tempfile.mkdtemp(prefix="sightline-"), f"{name or 'run'}.html")
     size = trace._save_page(target)
     click.echo(f"Wrote {printable_text(str(target))}: {bytes_text(size)}.", err=True)

@@ -1,7 +1,7 @@
-"""Where the processes of ``sightline run --nproc N`` are: each writes it down, and the launcher reads that.
+"""Positions of the processes of ``sightline run --nproc N``: each writes its own, the launcher reads them.
 
-A rank samples its main thread once a second, from a thread of its own, into a file of a temporary folder. The
-launcher prints where all of them are, once for each standstill, if a rank waits for others for long. It
+A rank samples its main thread once a second, from a thread of its own, into a file of a temporary folder. If
+a rank waits for others for long, the launcher prints the positions of all ranks, once for each standstill. It
 prints no verdict: a rank that computes for long looks like one that hangs.
 """
 
@@ -29,10 +29,10 @@ from sightline.ranks.folder import ranks_text
 from sightline.store.journal import JOURNAL
 
 _SECONDS: Final = 1.0  #: between two samples
-_PATIENCE: Final = 10.0  #: seconds in which no rank runs an op and one waits; doubled by each message
-_LONG: Final = 6.0  #: times that: where others go on, or no rank is known to wait
-_SILENT: Final = 5.0  #: seconds after which a rank has stopped writing where it is
-_MOST_BYTES: Final = 64 << 20  #: of journals that are read to see who waits for whom
+_PATIENCE: Final = 10.0  #: seconds without an op of any rank while one waits; doubled by each message
+_LONG: Final = 6.0  #: times that, if others go on, or no rank is known to wait
+_SILENT: Final = 5.0  #: seconds after which a rank has stopped writing its position
+_MOST_BYTES: Final = 64 << 20  #: of journals that are read to find the ranks that are waited for
 _MOST_LINES: Final = 8
 #: Files of torch whose functions are collectives and messages, or wait for other ranks in another way.
 _COLLECTIVES: Final = ("distributed/distributed_c10d.py", "distributed/_functional_collectives.py")
@@ -43,7 +43,7 @@ _COLLECTIVES: Final = ("distributed/distributed_c10d.py", "distributed/_function
 
 @contextmanager
 def position_written(folder: Path | None, recording: Path) -> Iterator[None]:
-    """Write down where the main thread is while the block runs, if this is a rank and there is a folder."""
+    """Write the position of the main thread while the block runs, if this is a rank and there is a folder."""
     process = this_rank()
     if folder is None or process is None:
         yield
@@ -81,7 +81,7 @@ def _write(file: Path, position: dict[str, object]) -> None:
 
 
 def _position(frame: FrameType | None) -> tuple[tuple[tuple[int, int], ...], str, str]:
-    """A stack as something to compare, its innermost line outside torch, and the collective called there."""
+    """A stack as a comparable key, its innermost line outside torch, and the collective called there."""
     from sightline.recording import distributed as wait_log
 
     stack: list[tuple[int, int]] = []
@@ -103,7 +103,7 @@ def _position(frame: FrameType | None) -> tuple[tuple[tuple[int, int], ...], str
 
 @dataclass(frozen=True)
 class _Position:
-    """Where a rank is, as far as it has written that down."""
+    """The position of a rank, as it wrote it last."""
 
     rank: int
     recording: Path
@@ -114,7 +114,7 @@ class _Position:
     ended: bool
 
     def text(self, ranks: list[int]) -> str:
-        """Where these ranks are, all at one place."""
+        """A sentence about these ranks, all at one position."""
         who, have, run = ranks_text(ranks), "has", "runs"
         if len(ranks) > 1:
             have, run = "have", "run"
@@ -129,7 +129,7 @@ class _Position:
 
 
 class JobWatch:
-    """Prints where the ranks are when one has waited for long; ``look`` is called every second or so."""
+    """Prints the positions of the ranks when one has waited for long; ``look`` is called every second."""
 
     def __init__(self, positions: Path, folder: Path, command: str) -> None:
         self._positions, self._folder, self._command = positions, folder, command
@@ -142,7 +142,7 @@ class JobWatch:
         ranks = self._ranks()
         running = [each for each in ranks if not each.ended]
         if not running or not all((each.recording / JOURNAL).exists() for each in running):
-            return  # what is not recorded cannot be seen to stand still
+            return  # without a journal a standstill cannot be seen
         least = min(each.idle for each in running)
         waiting = [each for each in running if each.call and each.idle >= self._patience]
         place = [(each.rank, each.line, each.call) for each in waiting or running]
@@ -155,30 +155,47 @@ class JobWatch:
             return
         self._printed, self._patience = place, 2 * self._patience
         stands = f"no rank has run an op for {least:.0f} s" if least >= _PATIENCE else "ranks wait for others"
-        lines = [f"sightline: {stands}.", *(f"  {each}" for each in _folded(ranks))]
-        lines += [f"  {problem}" for problem in problems]
+        by_place: dict[str, list[_Position]] = {}
+        for each in ranks:
+            by_place.setdefault(each.text([]), []).append(each)
+        texts = [same[0].text([each.rank for each in same]) for same in by_place.values()]
+        rest = [f"and {len(texts) - _MOST_LINES} more places"] * (len(texts) > _MOST_LINES)
+        indented = [f"  {text}" for text in (*texts[:_MOST_LINES], *rest, *problems)]
         newline = "\n" * sys.stderr.isatty()  # behind a progress bar
-        text = printable_text("\n".join([*lines, f"  More: {self._command}"]))
+        text = printable_text("\n".join([f"sightline: {stands}.", *indented, f"  More: {self._command}"]))
         click.echo(newline + text, err=True)
 
     def _ranks(self) -> list[_Position]:
-        found = []
+        """The positions that the ranks have written, in the order of the ranks."""
+        positions = []
         with suppress(OSError):
             for file in self._positions.glob("*.json"):
                 with suppress(OSError, ValueError, KeyError, TypeError):
-                    found.append(_read(int(file.stem), json.loads(file.read_text())))
-        return sorted(found, key=lambda each: each.rank)
+                    positions.append(_read(int(file.stem), json.loads(file.read_text())))
+        return sorted(positions, key=lambda each: each.rank)
 
     def _problems(self, ranks: list[_Position], place: object) -> list[str]:
-        """Who has not come to what, as far as the journals say; read once for each standstill."""
-        if self._read[0] != place:
-            self._read = place, []
-            with suppress(SightlineError, OSError):
-                if (
-                    sum((each.recording / JOURNAL).stat().st_size for each in ranks if not each.ended)
-                    < _MOST_BYTES
-                ):
-                    self._read = place, _problem_texts(self._folder)
+        """The collectives that ranks miss, from the journals, which are read once for each standstill."""
+        from sightline.ranks.desync import desync_problems
+        from sightline.ranks.folder import rank_folder
+        from sightline.ranks.merge import merge
+        from sightline.ranks.messages import message_problems
+
+        if self._read[0] == place:
+            return self._read[1]
+        self._read = place, []
+        with suppress(SightlineError, OSError):
+            journals = [each.recording / JOURNAL for each in ranks if not each.ended]
+            folder = None
+            if sum(journal.stat().st_size for journal in journals) < _MOST_BYTES:
+                folder = rank_folder(self._folder)
+            if folder is not None:
+                run = merge(folder)
+                problems = [*desync_problems(run), *message_problems(run)][:2]
+                self._read = (
+                    place,
+                    [f"{each.title}{each.place and f', at {each.place}'}" for each in problems],
+                )
         return self._read[1]
 
 
@@ -193,25 +210,3 @@ def _read(rank: int, position: dict[str, object]) -> _Position:
         rank, recording, str(position.get("line", "")), str(position.get("call", "")), max(now - since, 0.0),
         max(now - float(str(position["now"])), 0.0), ended,
     )  # fmt: skip
-
-
-def _folded(ranks: list[_Position]) -> list[str]:
-    """A line for each place, with the ranks that are there."""
-    by_place: dict[str, list[_Position]] = {}
-    for each in ranks:
-        by_place.setdefault(each.text([]), []).append(each)
-    lines = [same[0].text([each.rank for each in same]) for same in by_place.values()]
-    rest = [f"and {len(lines) - _MOST_LINES} more places"] * (len(lines) > _MOST_LINES)
-    return [*lines[:_MOST_LINES], *rest]
-
-
-def _problem_texts(folder: Path) -> list[str]:
-    from sightline.ranks.desync import desync_problems
-    from sightline.ranks.folder import rank_folder
-    from sightline.ranks.merge import merge
-    from sightline.ranks.messages import message_problems
-
-    found = rank_folder(folder)
-    run = merge(found) if found is not None else None
-    problems = [] if run is None else [*desync_problems(run), *message_problems(run)]
-    return [f"{each.title}, at {each.place}" if each.place else each.title for each in problems[:2]]

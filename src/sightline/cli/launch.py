@@ -1,4 +1,4 @@
-"""``sightline run --nproc N``: torchrun is started here, and at the end all its processes are reported."""
+"""``sightline run --nproc N``: start torchrun, and report all its processes at the end."""
 
 from __future__ import annotations
 
@@ -20,46 +20,40 @@ from sightline.hints import for_command_line
 from sightline.process_rank import this_rank
 from sightline.store.paths import clear_recording, free_path, holds_recording
 
-_LOOK_SECONDS: Final = 1.0  #: between two looks at where the processes are
+_LOOK_SECONDS: Final = 1.0  #: between two looks at the positions of the processes
 
 
 def launch(
     nproc: int, own: list[str], output: str | None, force: bool, quiet: bool, program: list[str], name: str
 ) -> int:
-    """Run a program in so many processes, and report; the exit code of the launcher.
+    """Run a program in ``nproc`` processes, and report; returns the exit code of the launcher.
 
     ``own`` are the options of ``sightline run`` as they were typed; ``program`` is the script with its
     arguments, after ``-m`` for a module.
     """
+    from sightline.ranks.folder import rank_folder
+
     if this_rank() is not None:
         raise UsageError("--nproc starts torchrun, and this process was started by it; leave --nproc out.")
     if not has_torch():
         raise UsageError("Running a script with a model needs torch; install it, then run it again.")
     folder = Path(output) if output is not None else free_path(Path(), name)
     folder = folder.with_name(f"{folder.name.removesuffix('.sight')}.sight")
-    _make_room(folder, force)
+    ranks = rank_folder(folder)
+    if holds_recording(folder) or ranks is not None:
+        if not force:
+            raise UsageError(f"{folder} is there already; give another -o, or --force to replace it.")
+        for path in [folder] if ranks is None else ranks.paths.values():
+            clear_recording(path, "give another -o")
+            path.rmdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     with tempfile.TemporaryDirectory(prefix="sightline-", ignore_cleanup_errors=True) as positions:
         options = [*_without_nproc(own), "--launched", positions, "-o", str(folder)]
         run = [*command, "-m", "sightline", "run", *options, *program]
         watch = JobWatch(Path(positions), folder, f"sightline show {shlex.quote(str(folder))}")
-        code = _wait(subprocess.Popen(run), None if quiet else watch)  # noqa: S603 — it is what was asked for
+        code = _wait(subprocess.Popen(run), None if quiet else watch)  # noqa: S603 — the program the user has named
     _report(folder, quiet)
     return code
-
-
-def _make_room(folder: Path, force: bool) -> None:
-    """Refuse a folder that is there; with ``--force`` remove the recordings in it."""
-    from sightline.ranks.folder import rank_folder
-
-    ranks = rank_folder(folder)
-    if not holds_recording(folder) and ranks is None:
-        return
-    if not force:
-        raise UsageError(f"{folder} is there already; give another -o, or --force to replace it.")
-    for path in [folder] if ranks is None else ranks.paths.values():
-        clear_recording(path, "give another -o")
-        path.rmdir()
 
 
 def _without_nproc(own: list[str]) -> list[str]:
@@ -76,10 +70,7 @@ def _without_nproc(own: list[str]) -> list[str]:
 
 
 def _wait(process: subprocess.Popen[bytes], watch: JobWatch | None) -> int:
-    """Wait for the launcher; an interrupt or a termination is its to handle, and ends it.
-
-    Meanwhile the watch looks where its processes are.
-    """
+    """Wait for the launcher, which handles interrupts itself, while the watch checks its processes."""
 
     def terminate(*_: Any) -> None:
         process.terminate()
@@ -92,21 +83,21 @@ def _wait(process: subprocess.Popen[bytes], watch: JobWatch | None) -> int:
                     return process.wait(None if watch is None else _LOOK_SECONDS)
                 except subprocess.TimeoutExpired:
                     assert watch is not None
-                    with suppress(Exception):  # the job goes on, whatever becomes of a message
+                    with suppress(Exception):  # a failed message must not end the job
                         watch.look()
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def _report(folder: Path, quiet: bool) -> None:
-    """Print all ranks on one screen, and where they are."""
+    """Print all ranks on one screen, and the path of the recording."""
     from sightline.ranks.folder import rank_folder
     from sightline.ranks.merge import merge
     from sightline.ranks.overview import ranks_overview
 
     where = shlex.quote(str(folder))
-    found = rank_folder(folder)
-    if found is None:
+    ranks = rank_folder(folder)
+    if ranks is None:
         click.echo("sightline: nothing was recorded.", err=True)
         return
     try:
@@ -114,8 +105,8 @@ def _report(folder: Path, quiet: bool) -> None:
             click.echo(err=True)
             more = f"sightline show {where} --view ranks, --rank N --view code, summary …"
             with for_command_line():
-                ranks_overview(merge(found), more=more).print(file=sys.stderr)
+                ranks_overview(merge(ranks), more=more).print(file=sys.stderr)
             click.echo(err=True)
-    except SightlineError as error:  # the program has ended, so an error here must not change how
+    except SightlineError as error:  # this must not change how the program has ended
         click.echo(printable_text(f"sightline: the recording cannot be shown: {error}"), err=True)
     click.echo(printable_text(f"Look at it: sightline show {where}"), err=True)

@@ -15,9 +15,9 @@ from sightline.errors import UsageError
 from sightline.notation import count_text, position_text, time_text, value_text
 
 if TYPE_CHECKING:
-    from sightline.api import Trace
     from sightline.convert.context import Lists, Objects, TableContext
     from sightline.convert.table_columns import Reader
+    from sightline.data.index import Index
     from sightline.data.trace_data import I32, I64
 
 #: Rows built at a time, which bounds the memory of a listing of any length.
@@ -56,53 +56,50 @@ _TABLE_NAMES: Final = ("id", "phase", "parent", "name", "arguments", "result", "
 @format_options
 @screen_options
 def command(recording: str, level: str | None, step: str | None, head: int | None, tail: int | None,
-            sort: str | None, form: str | None, screen: Screen, **chosen: Any) -> None:  # fmt: skip
+            sort: str | None, form: str | None, screen: Screen, **filters: Any) -> None:  # fmt: skip
     """List the operations, as a table, JSON or CSV.
 
-    A row is a call of torch as it was written, or an aten op, which stands indented under the call it came
-    from. The number of a row is what `sightline lineage` takes.
+    A row is a torch call as written, or an aten op, indented under the call it came from. `sightline
+    lineage` takes the number of a row.
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail do not go together; give one of them.")
-    trace = open_recording(recording, step)
-    ids = _select_ops(trace, level, sort, chosen)
+    index = open_recording(recording, step).index
+    ids = _select_ops(index, level, sort, filters)
     ids = ids[:head] if head is not None else ids[-tail:] if tail is not None else ids
     names = NAMES if form is not None else _TABLE_NAMES
-    phases = len(np.unique(trace.data.ops.phase[ids])) > 1
+    phases = len(np.unique(index.raw.ops.phase[ids])) > 1
     last = int(ids.max()) if len(ids) else 0
     columns = _columns(
         level is None and sort is None, phases, flops=sort == "flops", last=last,
-        device=trace.index.device_durations is not None,
+        device=index.device_durations is not None,
     )  # fmt: skip
-    write_rows(form, op_rows(trace, ids, names), names, columns, screen)
+    write_rows(form, op_rows(index, ids, names), names, columns, screen)
 
 
-def _select_ops(trace: Trace, level: str | None, sort: str | None, filters: dict[str, Any]) -> I64:
+def _select_ops(index: Index, level: str | None, sort: str | None, filters: dict[str, Any]) -> I64:
+    """The ids of the ops that the filters select, the most expensive first if they are sorted."""
     from sightline.analysis.select import Selection
 
-    ids = np.flatnonzero(Selection(**filters).ops(trace.index, level))
-    if sort is not None:
-        cost = _costs(trace, sort)
-        ids = ids[np.argsort(-cost[ids], kind="stable")]
-    return ids
-
-
-def _costs(trace: Trace, sort: str) -> I64:
-    if sort != "device":
-        return trace.data.ops.duration if sort == "time" else trace.data.ops.flops
-    if trace.index.device_durations is None:
+    ids = np.flatnonzero(Selection(**filters).ops(index, level))
+    if sort is None:
+        return ids
+    cost = {"time": index.raw.ops.duration, "flops": index.raw.ops.flops, "device": index.device_durations}[
+        sort
+    ]
+    if cost is None:
         raise UsageError("--sort device needs device time: record with `sightline run --time device`.")
-    return trace.index.device_durations
+    return ids[np.argsort(-cost[ids], kind="stable")]
 
 
-def op_rows(trace: Trace, ids: I64, names: Sequence[str] = NAMES) -> Iterator[Row]:
+def op_rows(index: Index, ids: I64, names: Sequence[str] = NAMES) -> Iterator[Row]:
     """A row for each of these ops as a plain dict, read a chunk at a time.
 
     A column that is not requested is never read: with a million ops each one takes time.
     """
     from sightline.convert.context import TableContext
 
-    context, readers = TableContext(trace.index), _readers()
+    context, readers = TableContext(index), _readers()
     for at in range(0, len(ids), _CHUNK):
         chunk = ids[at : at + _CHUNK]
         for row in zip(*(readers[name](context, chunk) for name in names), strict=True):
@@ -110,7 +107,7 @@ def op_rows(trace: Trace, ids: I64, names: Sequence[str] = NAMES) -> Iterator[Ro
 
 
 def _readers() -> dict[str, Reader]:
-    """How each column is read: as in the table ``ops`` of ``sightline sql``, where it has the same one."""
+    """The reader of each column: that of the table ``ops`` of ``sightline sql``, if it has the column."""
     from sightline.convert.table_columns import lookup, reference
     from sightline.convert.tables import OPS, op_inputs, op_outputs
 
@@ -155,44 +152,35 @@ def _readers() -> dict[str, Reader]:
 def _columns(nested: bool, phases: bool, *, flops: bool, last: int, device: bool) -> list[Column]:
     """The columns of the table, the longest text last.
 
-    ``nested`` sets aten ops under their calls, ``phases`` names their phases, ``flops`` has their FLOPs,
+    ``nested`` indents aten ops under their calls, ``phases`` adds their phases, ``flops`` their FLOPs,
     ``device`` their device time; ``last`` is the largest id.
     """
-    return [
+
+    def device_text(row: Row) -> str:
+        return time_text(row["device_ns"]) if row["device_ns"] else ""
+
+    def flops_text(row: Row) -> str:
+        return count_text(row["flops"]) if row["flops"] is not None else ""
+
+    def position(row: Row) -> str:
+        return position_text(row["file"], row["line"]).rpartition("/")[2] if row["file"] else ""
+
+    def op_text(row: Row) -> str:
+        return f"{'  ' if nested and row['parent'] is not None else ''}{row['name']}({row['arguments']})"
+
+    columns = [
         Column("id", lambda row: str(row["id"]), "dim", right=True, widest=len(str(last))),
-        *([Column("phase", lambda row: row["phase"], "dim", least=8, spare=2)] if phases else []),
+        Column("phase", lambda row: row["phase"], "dim", least=8, spare=2),
         Column(
-            "host time" if device else "time",
-            lambda row: time_text(row["duration_ns"]),
-            "number",
-            right=True,
-            spare=3 * flops,
-            widest=len("12.3 ms"),
+            "host time" if device else "time", lambda row: time_text(row["duration_ns"]), "number",
+            right=True, spare=3 * flops, widest=len("12.3 ms"),
         ),
-        *(
-            [Column("device time", _device_text, "number", right=True, widest=len("device time"))]
-            if device
-            else []
-        ),
-        *([Column("FLOPs", _flops_text, "number", right=True)] if flops else []),
+        Column("device time", device_text, "number", right=True, widest=len("device time")),
+        Column("FLOPs", flops_text, "number", right=True),
         Column("module", lambda row: row["module"] or "", least=12, end=True),
-        Column("line", _position_text, "dim", least=12, end=True, spare=1),
+        Column("line", position, "dim", least=12, end=True, spare=1),
         Column("result", lambda row: "raised" if row["raised"] else row["result"], "shape", least=13),
-        Column("op", lambda row: _op_text(row, nested), "op", least=20),
-    ]
-
-
-def _device_text(row: Row) -> str:
-    return time_text(row["device_ns"]) if row["device_ns"] else ""
-
-
-def _flops_text(row: Row) -> str:
-    return count_text(row["flops"]) if row["flops"] is not None else ""
-
-
-def _op_text(row: Row, nested: bool) -> str:
-    return f"{'  ' if nested and row['parent'] is not None else ''}{row['name']}({row['arguments']})"
-
-
-def _position_text(row: Row) -> str:
-    return position_text(row["file"], row["line"]).rpartition("/")[2] if row["file"] else ""
+        Column("op", op_text, "op", least=20),
+    ]  # fmt: skip
+    optional = {"phase": phases, "device time": device, "FLOPs": flops}
+    return [column for column in columns if optional.get(column.title, True)]

@@ -1,4 +1,4 @@
-"""``sightline repair``: a recording that was cut off, made whole."""
+"""``sightline repair``: finish a recording that was cut off."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sightline.cli.command import Command, examples, printable_text, recording_a
 )
 @recording_argument
 def command(recording: str) -> None:
-    """Finish the recording of a killed process, and clear away what it left behind.
+    """Finish the recording of a killed process, and remove its temporary files.
 
-    A recording that was cut off can be looked at as it is; repaired, it is one file again, opens faster and
-    can be passed on. What was damaged is said, and left out.
+    A recording that was cut off can be viewed as it is; repaired, it is one file again, opens faster and can
+    be passed on. Damaged parts are reported and left out.
     """
     from sightline.store.repair import repair
 

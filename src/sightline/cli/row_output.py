@@ -1,8 +1,8 @@
-"""Rows as a table for people, or as JSON lines or CSV for programs, written while they are made.
+"""Rows as a table for people, or as JSON lines or CSV for programs, written one by one.
 
 A row is a plain dict. A table takes its widths from the first rows; on a terminal longer cells that come
 later are cut, on a pipe nothing is, and such a cell moves the rest of its row. JSON has one object per line.
-No string reaches the output raw: JSON escapes what is not ASCII, CSV and tables write control characters as
+No string reaches the output raw: JSON escapes all but ASCII, CSV and tables write control characters as
 ``\\x1b``.
 """
 
@@ -37,9 +37,9 @@ class Column:
     text: Callable[[Row], str]
     style: str = ""
     right: bool = False  #: numbers are set flush right, and are never cut
-    least: int = 10  #: columns of a terminal that a text keeps, when it has to be cut
-    spare: int = 0  #: the higher, the sooner it goes where a terminal has no room; 0 stays
-    end: bool = False  #: the end of it matters more than the beginning, as of a path
+    least: int = 10  #: columns that a text keeps when it is cut for a terminal
+    spare: int = 0  #: the higher, the sooner it is dropped for lack of room; 0 stays
+    end: bool = False  #: cut at the beginning: the end of a path matters more
     widest: int = 0  #: columns that a text further down may need
 
 
@@ -52,7 +52,7 @@ def format_options(function: F) -> F:
 
 def write_rows(form: str | None, rows: Iterable[Row], names: Sequence[str], columns: Sequence[Column],
           screen: Screen) -> None:  # fmt: skip
-    """Write rows in one of the forms; ``names`` are what JSON and CSV have, ``columns`` what a table has."""
+    """Write rows in one of the forms; ``names`` are those of JSON and CSV, ``columns`` of the table."""
     if form == "json":
         for row in rows:
             sys.stdout.write(json_text({name: row[name] for name in names}, spaced=True) + "\n")
@@ -71,10 +71,10 @@ def table(rows: Iterable[Row], columns: Sequence[Column], room: int | None = Non
     >>> [line.text for line in table([{"shape": "f32[2, 3]"}], [Column("id", lambda row: "7"), shape])]
     ['id  shape', '─────────────', '7   f32[2, 3]']
     """
-    given = iter(rows)
-    looked_at = [[column.text(row) for column in columns] for row in islice(given, _MEASURED_ROWS)]
+    rest = iter(rows)
+    measured = [[column.text(row) for column in columns] for row in islice(rest, _MEASURED_ROWS)]
     widths = [
-        max(width(column.title), column.widest, *(width(printable(texts[at])) for texts in looked_at), 0)
+        max(width(column.title), column.widest, *(width(printable(texts[at])) for texts in measured), 0)
         for at, column in enumerate(columns)
     ]
     if room is not None:
@@ -82,7 +82,7 @@ def table(rows: Iterable[Row], columns: Sequence[Column], room: int | None = Non
     rule = "─" * (sum(size + len(_GAP) for size in widths if size >= 0) - len(_GAP))
     yield _table_line([column.title for column in columns], columns, widths, room, "dim")
     yield Line((Span(rule, "dim"),))
-    for texts in chain(looked_at, ([column.text(row) for column in columns] for row in given)):
+    for texts in chain(measured, ([column.text(row) for column in columns] for row in rest)):
         yield _table_line(texts, columns, widths, room)
 
 

@@ -26,7 +26,7 @@ from sightline.cli.command import (
 )
 from sightline.cli.job_watch import position_written
 from sightline.cli.launch import launch
-from sightline.cli.script import Program, launcher_advice, print_exception
+from sightline.cli.script import Program, launcher_advice
 from sightline.errors import UsageError
 from sightline.hints import for_command_line
 from sightline.notation import bytes_text
@@ -44,12 +44,10 @@ from sightline.views.rendering import Line
 if TYPE_CHECKING:
     from sightline.api import Trace
     from sightline.cli.step_range import StepRecorder
-    from sightline.options import Stats
-    from sightline.views.rendering import Block
 
 
-_HEAD_LINES: Final = 5  #: of the overview, where something is wrong
-_TAIL_LINES: Final = 5  #: where the recording is, and what stands apart
+_HEAD_LINES: Final = 5  #: of the overview of a run with problems
+_TAIL_LINES: Final = 5  #: the lines after the views, and empty ones
 #: Titles of the lines that the short overview keeps.
 _SHORT: Final = ("trace", "engine", "aten ops", "modules", "faults", "asked", "")
 
@@ -63,26 +61,29 @@ _SHORT: Final = ("trace", "engine", "aten ops", "modules", "faults", "asked", ""
         "sightline run --steps 3:5 -o slow.sight train.py",
         "sightline run --check --stats -m mypackage.train --lr 1e-3",
         "sightline run --capture 'blocks.*.attn' --ops none train.py",
-        "sightline run --last 100000 train.py     a flight recorder for a long run",
-        "sightline run --nproc 4 train.py     four processes, as torchrun starts them",
-        "sightline run --time device --steps 3 train.py     what the GPU spent on each op",
+        "sightline run --last 100000 train.py              # a flight recorder for a long run",
+        "sightline run --nproc 4 train.py                  # four processes, started by torchrun",
+        "sightline run --time device --steps 3 train.py    # GPU time of each op",
     ),
 )
 @click.option("-m", "as_module", is_flag=True, help="Run a module instead of a file, as `python -m` does.")
 @click.option("-o", "--output", type=click.Path(), help="The recording.  [default: <script>.sight, numbered]")
-@click.option("--force", is_flag=True, help="Replace a recording that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing recording.")
 @click.option(
     "--ops", type=click.Choice(["none", "api", "aten", "both"]), default="both", show_default=True,
-    help="What is recorded: module calls, API calls, aten ops, or all.",
+    help="Record API calls, aten ops, both, or none of them; module calls always.",
 )  # fmt: skip
-@click.option("--capture", multiple=True, metavar="GLOB", help="Keep what these modules return; '**' is all.")
+@click.option(
+    "--capture", multiple=True, metavar="GLOB", help="Keep the outputs of these modules; '**' is all."
+)
 @click.option("--stats/--no-stats", default=None,
-              help="Minimum, maximum … and a fingerprint of every result; partly on by itself.")  # fmt: skip
+              help="Minimum, maximum … and a fingerprint of every result.  "
+              "[default: without fingerprints, where that costs little]")  # fmt: skip
 @click.option("--check", is_flag=True, help="Stop at the op that makes the first NaN or infinity.")
 @click.option("--module", multiple=True, metavar="GLOB", help="With --stats: only in these modules.")
 @click.option(
     "--time", type=click.Choice(["host", "device"]), default="host", show_default=True,
-    help="Whose time is taken: also what a CUDA device spent on each op, and when it was idle.",
+    help="device: also the time of each op on a CUDA device, and when the device was idle.",
 )  # fmt: skip
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Keep only the last N ops.")
 @click.option(
@@ -92,9 +93,11 @@ _SHORT: Final = ("trace", "engine", "aten ops", "modules", "faults", "asked", ""
 @click.option("--no-environment", is_flag=True, help="Leave out versions, host name and command line.")
 @click.option("--nproc", type=click.IntRange(1), metavar="N",
               help="Start N processes with torchrun, and record each.")  # fmt: skip
-# By --nproc, which reports for all processes; each writes into this folder where it is.
+# Set by --nproc, which reports for all processes: the folder into which each writes its position.
 @click.option("--launched", type=click.Path(path_type=Path), hidden=True)
-@click.option("-q", "--quiet", is_flag=True, help="At the end print only where the recording is, and what is missing in it.")
+@click.option(
+    "-q", "--quiet", is_flag=True, help="At the end, print only the path of the recording, and warnings."
+)
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -103,23 +106,23 @@ def command(
     arguments: tuple[str, ...], steps: str | None, quiet: bool, nproc: int | None, launched: Path | None,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Run a script unchanged, and record what its model did.
+    """Run a script unchanged, and record its model.
 
-    SCRIPT and its arguments are what would follow `python`. The recording is there even if the script fails
-    or is killed; look at it with `sightline show`.
+    SCRIPT and its arguments are those that follow `python`. A script that fails or is killed leaves its
+    recording too; `sightline show` opens it.
     """
     if options["module"] and not options["stats"]:
-        raise click.UsageError("--module says where statistics are taken: give --stats with it.")
+        raise click.UsageError("--module chooses where statistics are taken: give --stats with it.")
     own = context.meta["arguments"][: -len(arguments) - 1]
     launcher = launcher_advice(script, as_module, arguments, own)
     if launcher is not None:
         raise UsageError(launcher)
-    program = _find_program(script, arguments, as_module)
+    program = Program.find(script, arguments, as_module)
     if nproc is not None:
         called = [*(["-m"] if as_module else []), script, *arguments]
         context.exit(launch(nproc, own, output, force, quiet, called, program.name))
     place = _make_folder(output, program.name, force)
-    home = place.absolute()  # the script may go to another folder
+    home = place.absolute()  # the script may change the current folder
     began = os.getpid()
     try:
         with for_command_line():
@@ -135,21 +138,11 @@ def command(
             with suppress(KeyboardInterrupt):  # a second exception must not hide the first
                 _flush()
             program.print_exception(ended)
-        here = this_rank()  # of several processes, one shows what it saw
+        here = this_rank()  # of several processes, one prints its overview
         if not launched or recording.trouble:
             _report(recording, place, home, quiet or bool(here and here.rank), failed)
     if ended is not None:
         _exit_like(context, ended)
-
-
-def _find_program(script: str, arguments: tuple[str, ...], as_module: bool) -> Program:
-    if as_module:
-        return Program.module(script, arguments)
-    try:
-        return Program.script(script, arguments)
-    except SyntaxError as error:  # as Python says it
-        print_exception(error.with_traceback(None))
-        raise SystemExit(1) from None
 
 
 def _make_folder(output: str | None, name: str, force: bool) -> Path:
@@ -165,7 +158,7 @@ def _make_folder(output: str | None, name: str, force: bool) -> Path:
         if not place.exists():
             refuse_recording(place, "give another -o")
         try:
-            with suppress(FileExistsError):  # a file: the next line says what is wrong with that
+            with suppress(FileExistsError):  # a file: the next line raises the error for that
                 make_job_folder(place)
                 place.parent.mkdir(parents=True, exist_ok=True)
             place.mkdir(0o700)
@@ -193,7 +186,11 @@ def _make_recorder(name: str, place: Path, steps: str | None, options: dict[str,
     from sightline.tracing import trace
 
     modules = list(options["module"]) or None
-    stats = Stats(modules=modules) if options["stats"] else _cheap_stats(options)
+    stats = Stats(modules=modules) if options["stats"] else None
+    if options["stats"] is None and not options["check"] and options["ops"] in ("aten", "both"):
+        from sightline.recording.engine_choice import statistics_are_cheap
+
+        stats = Stats(fingerprint=False) if statistics_are_cheap() else None
     globs = list(options["capture"])
     # A full disk must not end the script.
     capture = Capture(modules=globs, on_error="report") if globs else None
@@ -205,24 +202,14 @@ def _make_recorder(name: str, place: Path, steps: str | None, options: dict[str,
     return StepRecorder(traced, parse_steps(steps))
 
 
-def _cheap_stats(options: dict[str, Any]) -> Stats | None:
-    """Statistics where they cost little: on a CPU, read by the native engine, without fingerprints."""
-    if options["stats"] is False or options["check"] or options["ops"] not in ("aten", "both"):
-        return None
-    from sightline.options import Stats
-    from sightline.recording.engine_choice import statistics_are_cheap
-
-    return Stats(fingerprint=False) if statistics_are_cheap() else None
-
-
 def _run(program: Program, recording: StepRecorder) -> BaseException | None:
     """Run the program; the exception it ended with, or None."""
     names = program.begin()
     recording.begin()
     try:
         with recording:
-            exec(program.code, names)  # noqa: S102 — it is what was asked for
-    except BaseException as error:  # noqa: BLE001 — it is the script's, and printed below
+            exec(program.code, names)  # noqa: S102 — the program the user has named
+    except BaseException as error:  # noqa: BLE001 — the script's own, printed by the caller
         return error
     return None
 
@@ -233,7 +220,7 @@ def _flush() -> None:
 
 
 def _report(recording: StepRecorder, place: Path, home: Path, quiet: bool, failed: bool) -> None:
-    """Print the report. The script has ended, so an error here must not change how."""
+    """Print the report; an error in it must not change how the script has ended."""
     try:
         _flush()
         with for_command_line():
@@ -246,7 +233,9 @@ def _report(recording: StepRecorder, place: Path, home: Path, quiet: bool, faile
 
 
 def _print_report(recording: StepRecorder, place: Path, home: Path, quiet: bool, failed: bool) -> None:
-    """Where the recording is, what was in it and what looks wrong."""
+    """The path of the recording, its contents, its problems, and the command to type next."""
+    from sightline.views.last_screen import next_command
+
     if recording.trouble:
         _print(recording.trouble)
     trace = recording.trace
@@ -263,29 +252,21 @@ def _print_report(recording: StepRecorder, place: Path, home: Path, quiet: bool,
         _print_missing(trace)
     else:
         _show(trace, where, failed)
-    if _has_spawned():
+    if any(f"multiprocessing.popen_{way}" in sys.modules for way in ("spawn_posix", "forkserver")):
         _print("processes that the script has spawned are not recorded; in the function they run, write "
               "`with sl.trace(path=…):`.")  # fmt: skip
     size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file())
-    _print(f"{_count_ops(trace, home)} in {place}, {bytes_text(size)}{_statistics_note(trace)}.")
-    click.echo(printable_text(f"Look at it: {_next_command(trace, where, quiet)}"), err=True)
-
-
-def _statistics_note(trace: Trace) -> str:
-    """A note that statistics were taken without --stats."""
-    requested = trace.info.get("asked") or {}
-    cheap = "stats" in requested and len(trace.data.stats) and not trace.data.stats.fingerprint.any()
-    return "; statistics were taken, --no-stats leaves them out" if cheap else ""
-
-
-def _next_command(trace: Trace, where: str, quiet: bool) -> str:
-    from sightline.views.last_screen import next_command
-
-    return f"sightline show {where}" if quiet else next_command(trace, where)
+    requested, stats = trace.info.get("asked") or {}, trace.data.stats
+    note = ""
+    if "stats" in requested and len(stats) and not stats.fingerprint.any():  # without --stats
+        note = "; statistics were taken, --no-stats leaves them out"
+    _print(f"{_count_ops(trace, home)} in {place}, {bytes_text(size)}{note}.")
+    following = f"sightline show {where}" if quiet else next_command(trace.index, where)
+    click.echo(printable_text(f"Look at it: {following}"), err=True)
 
 
 def _count_ops(trace: Trace, home: Path) -> str:
-    """How many ops are on disk; fewer than were recorded if the disk was full."""
+    """The number of ops on disk; fewer than were recorded if the disk was full."""
     from sightline.store import bundle_schema as schema
     from sightline.store import load
 
@@ -295,23 +276,21 @@ def _count_ops(trace: Trace, home: Path) -> str:
     return f"{len(load(home).ops):,} of {every:,} ops"
 
 
-def _has_spawned() -> bool:
-    """Whether the script started new Python processes; forked ones do not count."""
-    return any(f"multiprocessing.popen_{way}" in sys.modules for way in ("spawn_posix", "forkserver"))
-
-
 def _show(trace: Trace, where: str, failed: bool) -> None:
-    """Print one screen: the overview, cut to what fits, and the problems; where there are any, its head."""
+    """Print one screen: the overview, as far as it fits, and the problems; of a bad run only its head."""
     from sightline.analysis.problems import find
     from sightline.views.last_screen import SCREEN, first_sections, last_screen
     from sightline.views.overview import overview
     from sightline.views.rendering import height
 
     whole = overview(trace, more=f"sightline show {where}")
-    wrong = last_screen(trace, where, SCREEN - _HEAD_LINES - _TAIL_LINES, noted=failed)
+    wrong = last_screen(trace.index, where, SCREEN - _HEAD_LINES - _TAIL_LINES, noted=failed)
     if failed or find(trace.index):
         head = takewhile(lambda block: not isinstance(block, Line) or block.spans, whole.blocks)
-        short = (block for block in head if not _is_note(block))
+        # The traceback and the problems tell more than the notes of the overview.
+        short = (
+            block for block in head if not isinstance(block, Line) or block.spans[0].text.strip() in _SHORT
+        )
         whole = replace(whole, blocks=tuple(islice(short, _HEAD_LINES)), fit=None)
     else:
         whole = first_sections(whole, SCREEN - _TAIL_LINES - sum(map(height, wrong.blocks)) - 2)
@@ -321,13 +300,8 @@ def _show(trace: Trace, where: str, failed: bool) -> None:
     click.echo(err=True)
 
 
-def _is_note(block: Block) -> bool:
-    """Whether the traceback or the problems tell better what a line of the overview says."""
-    return isinstance(block, Line) and block.spans[0].text.strip() not in _SHORT
-
-
 def _print_missing(trace: Trace) -> None:
-    """Print what was requested but not recorded, and what failed; even with --quiet."""
+    """Print warnings: requests that matched nothing, lost tensors, faults; even with --quiet."""
     from sightline.analysis.unmatched_globs import left_out_text, unmatched
 
     missing = [str(each) for each in unmatched(trace.data)]
@@ -346,7 +320,7 @@ def _exit_like(context: click.Context, error: BaseException) -> None:
     """End as the script would have ended."""
     if isinstance(error, SystemExit):
         raise error
-    if isinstance(error, KeyboardInterrupt):  # a shell wants to know that it was the signal
+    if isinstance(error, KeyboardInterrupt):  # by the signal, which a shell can see
         sys.stderr.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Where the text of a command goes: a pager on a terminal, plain lines elsewhere; and its progress bar."""
+"""The output of a command: a pager on a terminal, plain lines elsewhere; and its progress bar."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Blocks given to a pager at once: few, so that the first screen comes at once; enough to keep calls cheap.
 _BATCH: Final = 64
-_MESSAGE_DELAY: Final = 1.0  #: seconds before a message says that something takes long
+_MESSAGE_DELAY: Final = 1.0  #: seconds before a message is printed
 #: Options of ``less`` where the user has set none: colours, and no pager if all fits a screen.
 _LESS: Final = "-FRX"
 
 
 @dataclass(frozen=True)
 class Screen:
-    """Where output goes: whether to a terminal, in colour, through a pager."""
+    """The output of this process: whether it is a terminal, in colour, through a pager."""
 
     terminal: bool
     color: bool
@@ -48,20 +48,20 @@ class Screen:
 
     @property
     def room(self) -> int | None:
-        """The width in columns; None on a pipe, where nothing has to be cut."""
+        """The width in columns; None on a pipe, where nothing is cut."""
         return shutil.get_terminal_size().columns if self.terminal else None
 
     def show(self, blocks: Iterable[Block]) -> None:
         """Write blocks as they come."""
-        given = iter(blocks)
+        rest = iter(blocks)
         with wait_message():  # an error about the recording comes before a pager opens
-            first = list(islice(given, 1))
+            first = list(islice(rest, 1))
         if self.pager:
             os.environ["LESS"] = _less_options(os.environ.get("LESS", ""), self.color)
-            click.echo_via_pager(self._texts(chain(first, given)), color=self.color)
+            click.echo_via_pager(self._texts(chain(first, rest)), color=self.color)
             return
         printer = Printer(sys.stdout, self.color)
-        for block in chain(first, given):
+        for block in chain(first, rest):
             printer.write(block)
 
     def _texts(self, blocks: Iterator[Block]) -> Iterator[str]:
@@ -77,7 +77,7 @@ class Screen:
 
 
 def _less_options(wanted: str, color: bool) -> str:
-    """The options of ``less``: the user's, with what shows colours where that is missing.
+    """The options of ``less``: the user's, with the one for colours added if it is missing.
 
     >>> [_less_options(text, True) for text in ("", "-M", "-SR")], _less_options("-M", False)
     (['-FRX', '-R -M', '-SR'], '-M')
@@ -89,18 +89,18 @@ def _less_options(wanted: str, color: bool) -> str:
 
 @contextmanager
 def wait_message(text: str = "reading …") -> Iterator[None]:
-    """Print what is being done if it takes more than a second, on a terminal only."""
+    """Print a message if the block takes more than a second, on a terminal only."""
     if not sys.stderr.isatty():
         yield
         return
-    said = threading.Event()
+    printed = threading.Event()
 
-    def say() -> None:
-        said.set()
+    def write() -> None:
+        printed.set()
         sys.stderr.write(text)
         sys.stderr.flush()
 
-    timer = threading.Timer(_MESSAGE_DELAY, say)
+    timer = threading.Timer(_MESSAGE_DELAY, write)
     timer.daemon = True
     timer.start()
     try:
@@ -108,25 +108,27 @@ def wait_message(text: str = "reading …") -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-        if said.is_set():
+        if printed.is_set():
             sys.stderr.write(f"\r{' ' * len(text)}\r")
             sys.stderr.flush()
 
 
 def screen_options(function: F) -> F:
-    """``--color`` and ``--no-pager``, and what they mean as the argument ``screen``."""
+    """``--color`` and ``--no-pager``, passed on as the argument ``screen``."""
 
     @wraps(function)
     def with_screen(*args: Any, color: str, pager: bool, **kwargs: Any) -> Any:
         return function(*args, screen=Screen.of(color, pager), **kwargs)
 
-    pager = click.option("--pager/--no-pager", default=True, help="Page on a terminal.  [default: pager]")
+    pager = click.option(
+        "--pager/--no-pager", default=True, help="Use a pager on a terminal.  [default: pager]"
+    )
     color = click.option(
         "--color",
         type=click.Choice(["auto", "always", "never"]),
         default="auto",
         show_default=True,
-        help="Colour; auto is on a terminal, without NO_COLOR.",
+        help="Colour; auto: on a terminal, unless NO_COLOR is set.",
     )
     return cast(F, color(pager(with_screen)))
 
@@ -134,15 +136,11 @@ def screen_options(function: F) -> F:
 _BAR_DELAY: Final = 0.5  #: seconds after which a bar is shown
 
 
-def _no_progress(_done: int, _total: int) -> None:
-    pass
-
-
 @contextlib.contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal: a function to call with how much is done and how much there is."""
+    """A progress bar on a terminal: a function to call with the work done and the total."""
     if not sys.stderr.isatty():
-        yield _no_progress
+        yield lambda _done, _total: None
         return
     began = time.monotonic()
     with contextlib.ExitStack() as ends:
@@ -154,7 +152,7 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
                 shown = ends.enter_context(click.progressbar(length=total, label=label, file=sys.stderr))
             if shown is not None:
                 shown.update(done - shown.pos)
-                if done >= total:  # what is printed next begins on a line of its own
+                if done >= total:  # the next text begins on a line of its own
                     ends.close()
                     shown = None
 

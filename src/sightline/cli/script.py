@@ -1,14 +1,15 @@
-"""A script or a module, run as Python itself would; for launchers, what to type instead."""
+"""A script or a module, run as Python itself would; for launchers, the command to type instead."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.machinery
 import importlib.util
 import io
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,17 @@ class Program:
     arguments: tuple[str, ...]
 
     @classmethod
+    def find(cls, script: str, arguments: tuple[str, ...], as_module: bool) -> Program:
+        """The program of ``sightline run``; a syntax error is printed as Python prints it."""
+        if as_module:
+            return cls.module(script, arguments)
+        try:
+            return cls.script(script, arguments)
+        except SyntaxError as error:
+            print_exception(error.with_traceback(None))
+            raise SystemExit(1) from None
+
+    @classmethod
     def script(cls, path: str, arguments: tuple[str, ...]) -> Program:
         """A file, or a folder with a ``__main__.py`` in it."""
         file = Path(path)
@@ -47,7 +59,9 @@ class Program:
             spec = importlib.util.spec_from_file_location("__main__", place, loader=loader)
             globals_ |= {"__spec__": spec, "__package__": "", "__cached__": spec and spec.cached}
         name = Path(path).absolute().name if folder else file.stem
-        return cls(name, _compile(file, place), globals_, str(file.resolve().parent), (path, *arguments))
+        with io.open_code(str(file)) as opened:
+            code = compile(opened.read(), place, "exec", dont_inherit=True)
+        return cls(name, code, globals_, str(file.resolve().parent), (path, *arguments))
 
     @classmethod
     def module(cls, name: str, arguments: tuple[str, ...]) -> Program:
@@ -102,13 +116,6 @@ def print_exception(error: BaseException) -> None:
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _compile(file: Path, place: str) -> CodeType:
-    """The code of a file; a syntax error is raised as Python raises it."""
-    with io.open_code(str(file)) as opened:
-        text = opened.read()
-    return compile(text, place, "exec", dont_inherit=True)
-
-
 #: Modules that launch, and the command that is the same.
 _MODULES: Final = {
     "torch.distributed.run": ["torchrun"],
@@ -124,7 +131,7 @@ def launcher_advice(
 ) -> str | None:
     """The error for a launcher, with the command to type instead; None for any other program.
 
-    ``options`` are those of ``sightline run``, which the command has to be given again.
+    ``options`` are those of ``sightline run``, which the command repeats.
 
     >>> print(launcher_advice("mpirun", False, ["-n", "2", "python", "train.py"], ["--stats"]))
     mpirun starts the processes of a job, which would not be recorded; have it start \
@@ -136,12 +143,12 @@ def launcher_advice(
     own = [option for option in options if option != "-m"] if as_module else list(options)
     run = shlex.join(["sightline", "run", *own])
     head = f"{' '.join(command)} starts the processes of a job, which would not be recorded"
-    asked = _parsed_arguments(command, rest)
-    if asked is None:
+    parsed = _parsed_arguments(command, rest)
+    if parsed is None:
         return f"{head}; have it start `python -m {run} SCRIPT` instead of `python SCRIPT`."
-    before = rest[: len(rest) - len(asked.training_script_args) - 1]
-    program = [asked.training_script, *asked.training_script_args]
-    if not asked.module:
+    before = rest[: len(rest) - len(parsed.training_script_args) - 1]
+    program = [parsed.training_script, *parsed.training_script_args]
+    if not parsed.module:
         typed = f"{shlex.join([*command, *before])} -m {run} {shlex.join(program)}"
     else:
         typed = f"{shlex.join([*command, *before])} {run} -m {shlex.join(program)}"
@@ -149,7 +156,7 @@ def launcher_advice(
 
 
 def _command(script: str, as_module: bool, arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The launcher that is meant, if any, and what it is given."""
+    """The words of the launcher, none if it is no launcher, and its arguments."""
     if as_module:
         return _MODULES.get(script, []), arguments
     name = Path(script).name
@@ -162,23 +169,16 @@ def _command(script: str, as_module: bool, arguments: list[str]) -> tuple[list[s
 
 def _parsed_arguments(command: list[str], arguments: list[str]) -> Any:
     """The arguments of a launcher, parsed by its own parser; None if that cannot be imported."""
-    try:
-        parser = _parser(command[0])
-        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            asked = None if parser is None else parser().parse_args(arguments)
-    except (ImportError, SystemExit):
-        return None
-    return None if asked is None or getattr(asked, "no_python", False) else asked
-
-
-def _parser(name: str) -> Callable[[], argparse.ArgumentParser] | None:
-    from importlib import import_module
-
-    home, function = {
+    module, function = {
         "torchrun": ("torch.distributed.run", "get_args_parser"),
         "accelerate": ("accelerate.commands.launch", "launch_command_parser"),
-    }.get(name, ("", ""))
-    found: Callable[[], argparse.ArgumentParser] | None = (
-        getattr(import_module(home), function) if home else None
-    )
-    return found
+    }.get(command[0], ("", ""))
+    if not module:
+        return None
+    try:
+        parser: argparse.ArgumentParser = getattr(importlib.import_module(module), function)()
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            parsed = parser.parse_args(arguments)
+    except (ImportError, SystemExit):
+        return None
+    return None if getattr(parsed, "no_python", False) else parsed

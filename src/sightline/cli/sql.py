@@ -1,4 +1,4 @@
-"""``sightline sql``: a recording asked in SQL, read-only."""
+"""``sightline sql``: query a recording in SQL, read-only."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import os
 import re
 import sys
+import textwrap
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -22,15 +23,16 @@ if TYPE_CHECKING:
     from sightline.convert.query import Query
     from sightline.data.index import Index
 
-_ROWS: Final = 1000  #: of a table for people, where nothing else is asked for
-_SAMPLE_ROWS: Final = 200  #: rows that tell whether a column is of numbers
+_ROWS: Final = 1000  #: of a table for people, without --limit
+_SAMPLE_ROWS: Final = 200  #: rows that decide whether a column is of numbers
 _CUT: Final = 10  #: columns that a text keeps where there is little room
-_GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
-#: A sum over rows that hold each other, unless the query chooses rows that do not, or sums another table's.
+_GRACE: Final = 2.0  #: seconds that a query may exceed its time limit
+#: A sum over rows that contain each other.
 _COUNTS_TWICE: Final = re.compile(
     r"\b(?:sum|total|avg)\s*\(\s*(?:\w+\.)?(?:duration_ns|device_ns)\s*\).*\bfrom\s+(?:ops|module_calls|calls)\b",
     re.IGNORECASE | re.DOTALL,
 )
+#: Words of a query that chooses rows which do not.
 _ONE_LEVEL: Final = re.compile(r"\b(?:level|depth|parent|name\s*=|module\s*=|device_work)\b", re.IGNORECASE)
 
 
@@ -39,7 +41,7 @@ _ONE_LEVEL: Final = re.compile(r"\b(?:level|depth|parent|name\s*=|module\s*=|dev
     cls=Command,
     epilog=examples(
         "sightline sql run.sight                  # the tables",
-        "sightline sql run.sight --tables         # and what each column means",
+        "sightline sql run.sight --tables         # with the meaning of each column",
         'sightline sql run.sight "select name, sum(exclusive_ns) from ops group by 1 order by 2 desc"',
         'sightline sql run.sight "select * from stats join vals on vals.id = stats.value where nans > 0"',
         'sightline sql run.sight "select * from module_calls" --csv > calls.csv',
@@ -56,7 +58,7 @@ _ONE_LEVEL: Final = re.compile(r"\b(?:level|depth|parent|name\s*=|module\s*=|dev
     type=click.FloatRange(0, min_open=True),
     default=30.0,
     show_default=True,
-    help="The most a query may take.",
+    help="The longest time a query may take.",
 )
 @click.option(
     "--limit",
@@ -69,11 +71,10 @@ _ONE_LEVEL: Final = re.compile(r"\b(?:level|depth|parent|name\s*=|module\s*=|dev
 @screen_options
 def command(recording: str, query: str | None, step: str | None, tables: bool, timeout: float,
             limit: int | None, form: str | None, screen: Screen) -> None:  # fmt: skip
-    """Ask a recording in SQL, read-only.
+    """Query a recording in SQL, read-only.
 
-    QUERY is one SELECT in the SQL of SQLite, or - to read it from standard input. The tables are in memory
-    and hold what the query mentions: nothing can be changed, attached or loaded. Without a query the tables
-    are listed.
+    QUERY is one SELECT in the SQL of SQLite, or - to read it from standard input. The tables it mentions are
+    built in memory: nothing can be changed, attached or loaded. Without a query the tables are listed.
     """
     index = open_recording(recording, step).index
     if query is None or tables:
@@ -94,26 +95,28 @@ def command(recording: str, query: str | None, step: str | None, tables: bool, t
 
 
 def _write(select: Query, form: str | None, most: int, screen: Screen) -> None:
+    """Write the rows, at most ``most`` of them, as JSON, CSV, or a table; on a narrow terminal as records."""
     names = list(map(printable, select.names))
-    rows: Iterator[Row] = (_plain_row(dict(zip(names, row, strict=True))) for row in select.rows)
+    rows = (  # bytes as SQL writes them
+        {
+            name: f"x'{item.hex()}'" if isinstance(item, bytes) else item
+            for name, item in zip(names, row, strict=True)
+        }
+        for row in select.rows
+    )
     shown = islice(rows, most) if most else rows
-    looked_at = list(islice(shown, _SAMPLE_ROWS))
-    columns = _columns(names, looked_at)
-    if form is None and screen.room is not None and _least(columns, looked_at) > screen.room:
-        screen.show(_records(chain(looked_at, shown), columns))
+    sample = list(islice(shown, _SAMPLE_ROWS))
+    columns = _columns(names, sample)
+    widths = [max(len(each.title), *(len(each.text(row)) for row in sample), 0) for each in columns]
+    least = sum(size if each.right else min(size, _CUT) for size, each in zip(widths, columns, strict=True))
+    if form is None and screen.room is not None and least + 2 * (len(columns) - 1) > screen.room:
+        screen.show(_records(chain(sample, shown), columns))
     else:
-        write_rows(form, chain(looked_at, shown), names, columns, screen)
-    if not looked_at and form is None:
+        write_rows(form, chain(sample, shown), names, columns, screen)
+    if not sample and form is None:
         click.echo("No rows.", err=True)
     if most and next(rows, None) is not None:
         click.echo(f"These are the first {most:,} rows; --limit 0 shows all.", err=True)
-
-
-def _least(columns: Sequence[Column], rows: Sequence[Row]) -> int:
-    """How wide a table of these rows is when its texts are cut as far as they are."""
-    wide = [max(len(column.title), *(len(column.text(row)) for row in rows), 0) for column in columns]
-    cut = (size if column.right else min(size, _CUT) for size, column in zip(wide, columns, strict=True))
-    return sum(cut) + 2 * (len(columns) - 1)
 
 
 def _records(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[Block]:
@@ -131,26 +134,28 @@ def _plain_row(row: Row) -> Row:
     return {name: f"x'{item.hex()}'" if isinstance(item, bytes) else item for name, item in row.items()}
 
 
-def _columns(names: Sequence[str], rows: Sequence[Row]) -> list[Column]:
-    def numeric(name: str) -> bool:
-        found = [row[name] for row in rows if row[name] is not None]
-        return bool(found) and all(isinstance(item, int | float) for item in found)
+def _columns(names: Sequence[str], sample: Sequence[Row]) -> list[Column]:
+    """The columns of a table; those with numbers only are aligned right."""
 
-    return [_column(name, numeric(name)) for name in names]
+    def reader(name: str) -> Callable[[Row], str]:
+        def text(row: Row) -> str:
+            item = row[name]
+            if item is None:
+                return "null"
+            return f"{item:.6g}" if isinstance(item, float) else str(item)
 
+        return text
 
-def _column(name: str, right: bool) -> Column:
-    return Column(name, lambda row: _text(row[name]), "number" if right else "", right=right)
-
-
-def _text(item: Any) -> str:
-    if item is None:
-        return "null"
-    return f"{item:.6g}" if isinstance(item, float) else str(item)
+    columns = []
+    for name in names:
+        values = [row[name] for row in sample if row[name] is not None]
+        numeric = bool(values) and all(isinstance(value, int | float) for value in values)
+        columns.append(Column(name, reader(name), "number" if numeric else "", right=numeric))
+    return columns
 
 
 def _table_list(index: Index, columns: bool) -> Iterable[Block]:
-    """The tables, each with its rows, what they are, and its columns."""
+    """The tables, each with the number of its rows, its description and its columns."""
     from sightline.convert.context import TableContext
     from sightline.convert.tables import ALIASES, TABLES
 
@@ -166,17 +171,7 @@ def _table_list(index: Index, columns: bool) -> Iterable[Block]:
             for column in table.columns:
                 yield line(f"  {column.name:<{wide}}  ", (f"{column.type:<7}", "dim"), f"  {column.about}")
         else:
-            yield from (line((text, "dim"), prefix="  ") for text in _folded(names, 96))
-
-
-def _folded(names: Sequence[str], room: int) -> Iterator[str]:
-    text = ""
-    for name in names:
-        if text and len(text) + 2 + len(name) > room:
-            yield f"{text},"
-            text = ""
-        text = f"{text}, {name}" if text else name
-    yield text
+            yield from (line((text, "dim"), prefix="  ") for text in textwrap.wrap(", ".join(names), 97))
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Which training steps of a script are recorded: a step ends when an optimizer has stepped."""
+"""Record some training steps of a script: a step ends when an optimizer has stepped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StepRecorder:
         self._above: FrameType | None = None  # the frame that runs the script
         self._pid = os.getpid()
         self.trace: Trace | None = None
-        self.trouble = ""  #: what went wrong with the recording, as a sentence
+        self.trouble = ""  #: the error of the recorder, as a sentence
 
     @property
     def _in_own_process(self) -> bool:
@@ -62,7 +62,7 @@ class StepRecorder:
         self._next(sys._getframe())
 
     def __enter__(self) -> None:
-        """What is inside is the script."""
+        """The block runs the script."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -99,7 +99,7 @@ class StepRecorder:
             self._next(sys._getframe())
         except NonFiniteError:
             raise
-        except Exception as error:  # noqa: BLE001 — the same
+        except Exception as error:  # noqa: BLE001 — as above
             self._fail(error)
 
     def _next(self, frame: FrameType) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +13,11 @@ from sightline.cli.row_output import Column, Row, format_options, write_rows
 from sightline.cli.screen import Screen, screen_options
 from sightline.errors import NotCaptured, UsageError
 from sightline.notation import bytes_text, tensor_text, value_text
-from sightline.views.rendering import Line, View, line
+from sightline.views.rendering import Line, View, fact_line, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
-    from sightline.data.tensors import CapturedTensor, Tensors
+    from sightline.data.tensors import CapturedTensor
 
 _NAMES: Final = ("key", "step", "module", "name", "call", "slot", "role", "path", "value", "tensor", "shape",
                  "dtype", "bytes", "whole")  # fmt: skip
@@ -38,96 +38,80 @@ _NUMBERS: Final = ("min", "max", "mean", "std", "nans", "infs")
 @recording_argument
 @click.argument("key", metavar="[KEY]", required=False)
 @filter_options("module")
-@click.option("--name", metavar="GLOB", help="Only of these names: 'output', 'q', '*.grad'.")
+@click.option("--name", metavar="GLOB", help="Only tensors of these names: 'output', 'q', '*.grad'.")
 @filter_options("step")
 @click.option(
     "--role", type=click.Choice(["input", "output", "op", "spy", "gradient"]), help="Only this role."
 )
-@click.option("--call", metavar="N", type=click.IntRange(0), help="Only the call N of each, from 0.")
+@click.option("--call", metavar="N", type=click.IntRange(0), help="Only call N of each module or op, from 0.")
 @filter_options("head", "tail")
 @click.option(
-    "--stats/--no-stats", default=True, help="Range, mean and deviation: reads every tensor listed."
+    "--stats/--no-stats", default=True, help="Range, mean and deviation; reads every listed tensor."
 )
 @click.option(
-    "--slice", "chosen", metavar="I,J…", help="With KEY: which slice to draw, by its first indices."
+    "--slice", "part", metavar="I,J…", help="With KEY: draw this slice, given by its first indices."
 )
 @format_options
 @screen_options
 def command(recording: str, key: str | None, head: int | None, tail: int | None, stats: bool,
-            chosen: str | None, form: str | None, screen: Screen, **asked: Any) -> None:  # fmt: skip
-    """List the kept tensors, or look at one of them.
+            part: str | None, form: str | None, screen: Screen, **filters: Any) -> None:  # fmt: skip
+    """List the kept tensors, or draw one of them.
 
-    KEY is a full key, which means one tensor, or a name: of a module for what it returned, of a variable or
-    op in a module, or of what was spied on. One tensor is drawn; of several there is a table.
+    KEY is the full key of one tensor, or a name: of a module (its outputs), of a variable or op in a module,
+    or of a value given to sl.spy. One tensor is drawn; several are listed in a table.
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail do not go together; give one of them.")
-    if chosen is not None and key is None:
-        raise click.UsageError("--slice goes with a KEY: it says which part of that tensor to draw.")
+    if part is not None and key is None:
+        raise click.UsageError("--slice needs a KEY: it chooses a part of that tensor to draw.")
     trace = open_recording(recording)
-    if not any(fnmatchcase(info.step, asked["step"] or "*") for info in trace.data.captures):
-        trace = open_recording(recording, asked.pop("step"))  # no name that a tensor has, or a glob of them
-    found = _select_tensors(trace, key, asked)
-    found = found[:head] if head is not None else found[-tail:] if tail is not None else found
-    if key is not None and len(found) == 1 and form is None:
-        screen.show(
-            View(tuple(_tensor_view(trace, found[0], _indices(chosen), screen.room))).within(screen.room)
-        )
+    if not any(fnmatchcase(info.step, filters["step"] or "*") for info in trace.data.captures):
+        # Not the step of a tensor, nor a glob of some: a step of the run.
+        trace = open_recording(recording, filters.pop("step"))
+    tensors = _select_tensors(trace, key, filters)
+    tensors = tensors[:head] if head is not None else tensors[-tail:] if tail is not None else tensors
+    if key is not None and len(tensors) == 1 and form is None:
+        from sightline.cli.tensor_plot import tensor_lines
+
+        try:
+            indices = [int(index) for index in part.split(",")] if part else []
+        except ValueError:
+            raise click.BadParameter(
+                f"{part!r} is not a list of whole numbers; write 0,2.", param_hint="--slice"
+            ) from None
+        drawing = tensor_lines(tensors[0].numpy(), indices, screen.room)
+        screen.show(View((*_heading(trace, tensors[0]), *drawing)).within(screen.room))
         return
-    if chosen is not None:
-        raise UsageError(f"--slice is for one tensor; {key!r} means {len(found)}: {_keys_text(found)}.")
+    if part is not None:
+        keys = ", ".join([repr(tensor.key) for tensor in tensors[:3]] + ["…"] * (len(tensors) > 3))
+        raise UsageError(f"--slice is for one tensor; {key!r} means {len(tensors)}: give {keys}.")
     names = (*_NAMES, *_NUMBERS) if stats else _NAMES
     columns = _COLUMNS if stats else _COLUMNS[:-3]
-    if form is None and not found:
-        screen.show([line((_no_tensors_text(trace), "dim"), hang=1)])
+    if form is None and not tensors:
+        from sightline.analysis.unmatched_globs import capture_text
+
+        why = capture_text(trace.data) or "record with sightline run --capture GLOB"
+        screen.show([line((f"(no tensors were kept: {why})", "dim"), hang=1)])
         return
-    write_rows(form, (_row(tensor, stats) for tensor in found), names, columns, screen)
+    write_rows(form, (_row(tensor, stats) for tensor in tensors), names, columns, screen)
 
 
-def _no_tensors_text(trace: Trace) -> str:
-    """That there is nothing, and why or how there can be something."""
-    from sightline.analysis.unmatched_globs import capture_text
-
-    why = capture_text(trace.data) or "record with sightline run --capture GLOB"
-    return f"(no tensors were kept: {why})"
-
-
-def _select_tensors(trace: Trace, key: str | None, asked: dict[str, Any]) -> list[CapturedTensor]:
-    """The tensors that are meant; none is an error where something was asked for."""
+def _select_tensors(trace: Trace, key: str | None, filters: dict[str, Any]) -> list[CapturedTensor]:
+    """The tensors that the key and the filters select; a filter that selects none is an error."""
     tensors = trace.tensors
-    found = list(tensors.where(**asked))
-    given = [f"--{name} {value}" for name, value in asked.items() if value is not None]
+    selected = list(tensors.where(**filters))
+    given = [f"--{name} {value}" for name, value in filters.items() if value is not None]
     if key is not None:
-        named = _look_up(tensors, key)
+        if "/" in key and key not in tensors:  # a misspelt key; a name has no slash
+            from sightline.patterns import did_you_mean
+
+            raise NotCaptured(f"No tensor was captured as {key!r}{did_you_mean(key, tensors)}")
+        named: Any = tensors[key]
         keys = {named.key} if hasattr(named, "key") else set(named.keys())
-        found = [tensor for tensor in found if tensor.key in keys]
-    if given and not found:
+        selected = [tensor for tensor in selected if tensor.key in keys]
+    if given and not selected:
         raise UsageError(f"{' '.join(given)} matches none of the {len(tensors)} kept tensors.")
-    return found
-
-
-def _look_up(tensors: Tensors, key: str) -> Any:
-    """The captures that a key or a name selects; an unknown name with a slash is taken for a misspelt key."""
-    if "/" in key and key not in tensors:
-        from sightline.patterns import did_you_mean
-
-        raise NotCaptured(f"No tensor was captured as {key!r}{did_you_mean(key, tensors)}")
-    return tensors[key]
-
-
-def _keys_text(found: list[CapturedTensor]) -> str:
-    """Some of the keys one may choose from."""
-    keys = [repr(tensor.key) for tensor in found[:3]]
-    return f"give {', '.join(keys)}{', …' if len(found) > 3 else ''}"
-
-
-def _indices(text: str | None) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is no list of whole numbers; write 0,2.", param_hint="--slice"
-        ) from None
+    return selected
 
 
 def _row(tensor: CapturedTensor, stats: bool) -> Row:
@@ -145,12 +129,13 @@ def _row(tensor: CapturedTensor, stats: bool) -> Row:
         from sightline.cli.tensor_plot import array_statistics
 
         try:
-            seen = array_statistics(tensor.numpy())
+            numbers = array_statistics(tensor.numpy())
         except UsageError:  # a dtype that numpy has no numbers for
-            seen = array_statistics(np.zeros(0))
-        row |= {"min": seen.low, "max": seen.high, "mean": seen.mean, "std": seen.std, "nans": seen.nans,
-                "infs": seen.infs, "_range": seen.range, "_spread": seen.spread,
-                "_wrong": "".join(span.text for span in seen.wrong)}  # fmt: skip
+            numbers = array_statistics(np.zeros(0))
+        row |= {"min": numbers.low, "max": numbers.high, "mean": numbers.mean, "std": numbers.std,
+                "nans": numbers.nans, "infs": numbers.infs, "_range": numbers.range,
+                "_spread": numbers.spread,
+                "_wrong": "".join(span.text for span in numbers.wrong)}  # fmt: skip
     return row
 
 
@@ -165,35 +150,21 @@ _COLUMNS: Final = (
 )
 
 
-def _tensor_view(trace: Trace, tensor: CapturedTensor, chosen: list[int], room: int | None) -> Iterable[Line]:
-    """A tensor: what it is, its numbers, its picture."""
-    from sightline.cli.tensor_plot import tensor_lines
-
-    return [*_heading(trace, tensor), *tensor_lines(tensor.numpy(), chosen, room)]
-
-
 def _heading(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
+    """The key, shape and size of a tensor, and the op that produced it."""
     info = tensor.info
     sample = "" if info.whole else "  (a sample of its elements)"
-    tensor_ = tensor_text(tensor.shape, tensor.dtype)
     yield line(
-        (tensor.key, "title"),
-        "  ",
-        (tensor_, "shape"),
-        (f"  {bytes_text(tensor.nbytes)}{sample}", "dim"),
-        hang=2,
-    )
-    if info.value >= 0:
-        value = trace.values[info.value]
-        made = value.producer
-        name = f" {value.name}" if value.name else ""
-        told = f"{value_text(value.id)} {value.kind}{name}"
-        if made is not None:
-            told += f", made by op {made.id} {made.name}{_position(trace, made.id)}"
-        yield line((f"{'value':<11}", "dim"), told, hang=11)
-
-
-def _position(trace: Trace, op: int) -> str:
-    """Where the user wrote what ran an op, to end a sentence with."""
-    frame = int(trace.index.op_user_frames[op])
-    return f" at {trace.frames[frame].position}" if frame >= 0 else ""
+        (tensor.key, "title"), "  ", (tensor_text(tensor.shape, tensor.dtype), "shape"),
+        (f"  {bytes_text(tensor.nbytes)}{sample}", "dim"), hang=2,
+    )  # fmt: skip
+    if info.value < 0:
+        return
+    value = trace.values[info.value]
+    text = f"{value_text(value.id)} {value.kind}{f' {value.name}' if value.name else ''}"
+    producer = value.producer
+    if producer is not None:
+        text += f", made by op {producer.id} {producer.name}"
+        frame = int(trace.index.op_user_frames[producer.id])
+        text += f" at {trace.frames[frame].position}" if frame >= 0 else ""
+    yield fact_line("value", text)

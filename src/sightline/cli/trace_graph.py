@@ -1,4 +1,4 @@
-"""``sightline trace-graph``: draw the call trace that torchspy's ``CallTracer`` writes."""
+"""``sightline trace-graph``: draw the trace file of torchspy's ``CallTracer``."""
 
 from __future__ import annotations
 
@@ -20,31 +20,37 @@ from sightline.errors import UsageError
     ),
 )
 @click.option(
-    "--trace-file", type=click.Path(path_type=Path), required=True, help="What CallTracer.save_trace wrote."
+    "--trace-file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file that CallTracer.save_trace wrote.",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("trace_graph.png"), show_default=True,
     help="The picture: .png, .svg or .pdf; it needs graphviz.",
 )  # fmt: skip
 @click.option(
-    "--show-repetition/--no-show-repetition", default=True, show_default=True, help="Say how many layers."
+    "--show-repetition/--no-show-repetition",
+    default=True,
+    show_default=True,
+    help="Show how often a layer repeats.",
 )
 @click.option(
-    "--prune-leaves/--no-prune-leaves", default=True, show_default=True, help="Leave the last names out."
+    "--prune-leaves/--no-prune-leaves", default=True, show_default=True, help="Leave out the last names."
 )
 @click.option("--squash-name", is_flag=True, help="Draw equal names once, wherever they stand.")
 @click.option("--dpi", type=click.IntRange(1), default=150, show_default=True, help="Dots per inch.")
 @click.option("--figwidth", type=click.FloatRange(0, min_open=True), help="Inches; both sides are filled.")
 @click.option("--figheight", type=click.FloatRange(0, min_open=True), help="Inches.")
-@click.option("--save-json", type=click.Path(path_type=Path), help="Write the tree here, too.")
-@click.option("--verbose", is_flag=True, help="Say what is done.")
+@click.option("--save-json", type=click.Path(path_type=Path), help="Also write the tree to this file.")
+@click.option("--verbose", is_flag=True, help="Print each step.")
 def command(
     trace_file: Path, out: Path, show_repetition: bool, prune_leaves: bool, squash_name: bool, dpi: int,
     figwidth: float | None, figheight: float | None, save_json: Path | None, verbose: bool,
 ) -> None:  # fmt: skip
-    """Draw a graph, top down, from the text torchspy's CallTracer writes.
+    """Draw a graph, top down, from the trace file of torchspy's CallTracer.
 
-    A recording of sightline's own is drawn by `sightline graph`.
+    `sightline graph` draws a recording of sightline itself.
     """
     from sightline.compat.torchspy.trace_graph import (
         build_tree,

@@ -1,4 +1,4 @@
-"""``sightline validate``: whether a recording is sound, all of it."""
+"""``sightline validate``: read all of a recording and check that it is sound."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from sightline.store.reader import LoadedTrace, load
 def command(recording: str) -> None:
     """Check that a recording is sound.
 
-    Every table, source file and kept tensor is read, and the recording's own invariants are proved: ids
-    resolve, calls nest, values are made before they are read. The exit code is 0 if so, else 1. A recording
-    whose process was killed, or still runs, may be sound as far as it goes: then it says `not finished`. Of a
-    distributed job every rank is checked, or the one of `--rank`.
+    Every table, source file and kept tensor is read, and the invariants of the recording are checked: ids
+    resolve, calls nest, values are produced before they are used. The exit code is 0 if it is sound, else 1.
+    The recording of a process that was killed, or still runs, is reported as `sound, but not finished`. Of
+    a distributed job every rank is checked, or the one of `--rank`.
     """
     trace = open_recording(recording)
     folder = trace._folder
@@ -70,7 +70,7 @@ def command(recording: str) -> None:
 
 
 def _report(trace: Trace) -> str:
-    """The state of one recording, of which everything is read, and its size."""
+    """Read all of one recording; returns its state and its size."""
     with wait_message():
         report = trace.validate()
     counts = [
@@ -78,36 +78,26 @@ def _report(trace: Trace) -> str:
         _count_text(report.values, "value"),
         _count_text(report.calls, "module call"),
     ]
-    counts += _sources(trace) + _tensors(trace)
-    if report.external:
-        counts.append(f"{report.external:,} values from outside")
-    state = "sound, but not finished" if trace.info.get("unfinished") else "sound"
-    return f"{state}: {', '.join(counts)}"
-
-
-def _sources(trace: Trace) -> list[str]:
     data = trace.data
     assert isinstance(data, LoadedTrace)
     for name in data.sources:
         data.sources[name]  # reading is the check
     whole = len(data.source_lines.whole)
     parts = len(data.sources) - whole
-    told = [_count_text(whole, "source file")] if whole else []
-    return [*told, f"lines of {_count_text(parts, 'other file')}"] if parts else told
-
-
-def _tensors(trace: Trace) -> list[str]:
-    """Read every kept tensor; only here may it take long, so only here is progress shown."""
+    counts += [_count_text(whole, "source file")] if whole else []
+    counts += [f"lines of {_count_text(parts, 'other file')}"] if parts else []
     tensors = trace.tensors.where()
-    if not tensors:
-        return []
-    size = 0
-    hidden = not sys.stderr.isatty()
-    with click.progressbar(tensors, label="tensors", file=sys.stderr, hidden=hidden) as shown:
-        for tensor in shown:
-            size += tensor.raw.nbytes
-    return [f"{_count_text(len(tensors), 'kept tensor')} of {bytes_text(size)}"]
+    if tensors:
+        size, hidden = 0, not sys.stderr.isatty()
+        with click.progressbar(tensors, label="tensors", file=sys.stderr, hidden=hidden) as shown:
+            for tensor in shown:
+                size += tensor.raw.nbytes
+        counts.append(f"{_count_text(len(tensors), 'kept tensor')} of {bytes_text(size)}")
+    if report.external:
+        counts.append(f"{report.external:,} values from outside")
+    state = "sound, but not finished" if trace.info.get("unfinished") else "sound"
+    return f"{state}: {', '.join(counts)}"
 
 
-def _count_text(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _count_text(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from sightline.analysis.select import Mask, Selection
+from sightline.data.index import Index
 from sightline.data.not_recorded import notes
 from sightline.data.trace_data import NO_GRAD, PHASES, RAISED, UNFINISHED, TraceData
 from sightline.errors import UsageError
@@ -22,14 +23,11 @@ from sightline.hints import Hint
 from sightline.patterns import choices_text
 from sightline.views.rendering import Line, Span, View, comment_lines, line
 
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
 ORDERS: Final = ("entry", "completion")
 
 
 def call_order(
-    trace: Trace, *, order: str = "entry", module: str | None = None, phase: str | None = None,
+    index: Index, *, order: str = "entry", module: str | None = None, phase: str | None = None,
     depth: int | None = None, tail: int | None = None, fold: bool = True,
 ) -> View:  # fmt: skip
     """Module calls in order; ``tail`` keeps the last lines, ``fold=False`` gives every call a line."""
@@ -38,9 +36,9 @@ def call_order(
             f"{Hint.option('order', order)} is no order of calls; choose {choices_text(ORDERS)}."
         )
     Selection(tail=tail)  # raises if it is wrong
-    shown = Selection(module=module, phase=phase, depth=depth).calls(trace.index)
-    lines = list(_Calls(trace.data, shown, fold).lines(completion=order == "completion"))
-    beside = comment_lines(notes(trace.data))
+    shown = Selection(module=module, phase=phase, depth=depth).calls(index)
+    lines = list(_Calls(index.raw, shown, fold).lines(completion=order == "completion"))
+    beside = comment_lines(notes(index.raw))
     if not lines:
         return View((line(("This trace has no module calls.", "dim")), *beside))
     return View((*(lines if tail is None else lines[-tail:]), *beside))
@@ -70,21 +68,17 @@ class _Calls:
             while parent >= 0 and not shown[parent]:
                 parent = parents[parent]
             self._children.setdefault(parent, []).append(call)
-        self._keys = self._call_keys()
-
-    def _call_keys(self) -> dict[int, int]:
-        """A key for each call, the same for calls of one module with the same calls inside."""
-        calls = self._data.calls
+        #: A key for each call, the same for calls of one module with the same calls inside.
+        self._keys: dict[int, int] = {}
+        calls = data.calls
         ended = (calls.flags & (RAISED | UNFINISHED)).tolist()
         own = list(
             zip(calls.module.tolist(), ended, calls.phase.tolist(), self._without.tolist(), strict=True)
         )
         numbers: dict[tuple[object, ...], int] = {}
-        keys: dict[int, int] = {}
         for call in sorted((call for group in self._children.values() for call in group), reverse=True):
-            children = tuple(keys[child] for child in self._children.get(call, ()))
-            keys[call] = numbers.setdefault((own[call], children), len(numbers))
-        return keys
+            children = tuple(self._keys[child] for child in self._children.get(call, ()))
+            self._keys[call] = numbers.setdefault((own[call], children), len(numbers))
 
     def lines(self, *, completion: bool) -> Iterator[Line]:
         """The lines in order, without recursion: a model may be deeper than Python's stack."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,21 +41,17 @@ from sightline.views.source_chain import (
 )
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
 
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
-
 #: How many ops are formatted together where lines are read one after the other.
 _WINDOW: Final = 512
 
 
-def code(trace: Trace, **options: Any) -> View:
+def code(index: Index, **options: Any) -> View:
     """Ops and shapes under the source lines that ran them; see `Trace.code` for the options."""
-    return View(tuple(code_lines(trace, window=None, **options)))
+    return View(tuple(code_lines(index, window=None, **options)))
 
 
 def code_lines(
-    trace: Trace, *, level: str | None = None, module: str | None = None, op: str | None = None,
+    index: Index, *, level: str | None = None, module: str | None = None, op: str | None = None,
     phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = True,
     torch_frames: bool = False, names: bool = False, stats: bool | None = None, all: bool = False,
     window: int | None = _WINDOW,
@@ -65,7 +61,6 @@ def code_lines(
     ``window`` ops are formatted together; the text does not depend on it. Only the highlighting of a source
     line does: a line that was already yielded is not updated by ops that run in it later.
     """
-    index = trace.index
     selection = Selection(module, op, phase, depth, tail)
     level = chosen_level(index, level)
     statistics = StatisticsIndex(index.raw, stats)
@@ -115,8 +110,12 @@ class _Listing:
         self._repeats: list[int] = []  # the depths of the open repeats
         self._runs = [0]  # offset of each run of the open repeats from the first, in positions
         self._op_texts: dict[Hashable, tuple[Span, ...]] = {}
-        self._steps, self._step_count = _op_steps(index)
-        self._step = -1  # the one whose rule was written last
+        steps, numbers = numbered_steps(index), np.full(len(index.raw.ops), -1)
+        for number, step in steps.items():
+            numbers[max(step.first_op, 0) : max(step.end_op, 0)] = number
+        self._steps: list[int] = numbers.tolist()  # the step of each op, -1 outside
+        self._step_count = len(steps)
+        self._step = -1  # the step of the last rule
 
     def lines(self, windows: Iterable[I64], *, fold: bool = False) -> Iterator[Line]:
         """The finished lines of some ops, in windows.
@@ -144,7 +143,9 @@ class _Listing:
     def _entries(self, nodes: Sequence[Node], after: Sequence[SourceFrame]) -> Iterator[PlacedEntry]:
         writer = self._writer
         for position, node in enumerate(nodes):
-            leaf, times = _single(node)
+            leaf, times = node, 1
+            if isinstance(node, Repeat) and len(node.body) == 1 and isinstance(node.body[0], int):
+                leaf, times = node.body[0], node.count  # a repeat of one op needs no bracket
             if self._step_count > 1 and not self._repeats:
                 yield from self._step_rule(node)
             if isinstance(leaf, Repeat):
@@ -187,8 +188,9 @@ class _Listing:
         for entry in writer.descend(first, depth, further=further):
             yield entry, outer
         writer.close(depth)
-        header = self._fold.header(depth, loops, two, optimizer=phases == {"optimizer"})
-        yield Line(_header(header, node.count), gutter(depth, outer) + "┌ "), outer
+        loop = self._fold.header(depth, loops, two, optimizer=phases == {"optimizer"})
+        header = (Span(f"×{node.count}", "number"), *((Span("  "), Span(loop, "code")) if loop else ()))
+        yield Line(header, gutter(depth, outer) + "┌ "), outer
         floor, writer.floor = writer.floor, depth
         runs, period = self._runs, sum(map(length_of, node.body))
         self._runs = [later + run * period for later in runs for run in range(node.count)]
@@ -203,32 +205,28 @@ class _Listing:
         yield Line((), gutter(depth, outer) + "└"), outer
 
     def _spans(self, runs: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
-        """The text of an op for all its runs, given by position in the window."""
+        """The text of an op for all its runs, positions in the window; numbers that differ are ``5…9``."""
         ops = self._ops
         kinds = {ops.kinds[run]: ops.ids[run] for run in reversed(runs)}
         differing = [*kinds.values()][::-1]
         alone = len(kinds) == 1 and self._names is None
         key = (ops.text_keys[next(iter(kinds))] if alone else differing[0], times)
         if key not in self._op_texts:
-            self._op_texts[key] = self._new_spans(differing, phase, times)
+            columns, variation, first = self._data.ops, self._variation, differing[0]
+            # Ops of one form have the same number of tensors, unless the file is damaged.
+            inputs = map(self._value, zip(*map(variation.inputs, differing), strict=False))
+            outputs = map(self._value, zip(*map(variation.outputs, differing), strict=False))
+            arguments = variation.form(columns.form, differing).fill([*inputs])
+            has_result = columns.result[first] >= 0
+            result = variation.form(columns.result, differing).fill([*outputs]) if has_result else ""
+            name, raised = self._data.names[columns.name[first]], bool(columns.flags[first] & RAISED)
+            self._op_texts[key] = op_spans(name, arguments, result, phase, raised=raised, times=times)
         return self._op_texts[key]
-
-    def _new_spans(self, runs: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
-        """The text of an op, or of several that differ only in numbers: ``5…9``."""
-        ops, variation, first = self._data.ops, self._variation, runs[0]
-        # Ops of one form have the same number of tensors, unless the file is damaged.
-        inputs = map(self._value, zip(*map(variation.inputs, runs), strict=False))
-        outputs = map(self._value, zip(*map(variation.outputs, runs), strict=False))
-        arguments = variation.form(ops.form, runs).fill([*inputs])
-        result = variation.form(ops.result, runs).fill([*outputs]) if ops.result[first] >= 0 else ""
-        raised = bool(ops.flags[first] & RAISED)
-        name = self._data.names[ops.name[first]]
-        return op_spans(name, arguments, result, phase, raised=raised, times=times)
 
     def _statistics(self, runs: Sequence[int]) -> tuple[Span, ...]:
         """The statistics of the first measured result, over all runs of an op.
 
-        If that is finite and another result is not, what is not finite in it follows.
+        If that is finite and another result is not, the count of its non-finite elements follows.
         """
         first: ValueStatistics | None = None
         outputs = [self._variation.outputs(self._ops.ids[run]) for run in runs]
@@ -254,15 +252,6 @@ class _Listing:
         return self._chains.of(self._ops.frames[at], self._ops.calls[at])
 
 
-def _op_steps(index: Index) -> tuple[list[int], int]:
-    """The number of the step of each op, -1 outside; and how many steps there are."""
-    found = np.full(len(index.raw.ops), -1)
-    steps = numbered_steps(index)
-    for number, step in steps.items():
-        found[max(step.first_op, 0) : max(step.end_op, 0)] = number
-    return found.tolist(), len(steps)
-
-
 def _final_count(entries: Sequence[PlacedEntry]) -> int:
     """How many entries are final: the statistics of later ones may be aligned with those that follow."""
     at = len(entries)
@@ -271,18 +260,6 @@ def _final_count(entries: Sequence[PlacedEntry]) -> int:
         while at and isinstance(note := entries[at - 1][0], Note) and note.depth == last.depth:
             at -= 1
     return at
-
-
-def _header(loop: str, count: int) -> tuple[Span, ...]:
-    """How often a body ran, and its loop where the source shows it."""
-    return (Span(f"×{count}", "number"), *((Span("  "), Span(loop, "code")) if loop else ()))
-
-
-def _single(node: Node) -> tuple[Node, int]:
-    """A repeat of one op as the op and its count, which needs no bracket; else the node itself."""
-    if isinstance(node, Repeat) and len(node.body) == 1 and isinstance(node.body[0], int):
-        return node.body[0], node.count
-    return node, 1
 
 
 def _leaves(node: Node) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Which ops ``code()`` shows once with a count, ``×12``, and where the bracket around them begins.
+"""Folding of ``code()``: the ops shown once with a count, ``×12``, and the line where their bracket begins.
 
 Ops that differ only in numbers are folded where a loop of the source runs them again, or an optimizer goes
 over its weights (`CodeFold.nodes`). The bracket goes around the lines inside that loop (`CodeFold.bracket`).
@@ -76,13 +76,16 @@ class SourceChains:
         self.hides = self._all is not self._visible
         self._frame = cache(self._read_frame)
         self.of = cache(self._read_chain)
-        self.whole = cache(self._read_whole)
+        #: The chain of a frame, with the frames that only lead to the model.
+        self.whole = cache(
+            lambda frame: tuple(self._frame(each, -1) for each in self._all.of(frame)) or (NO_SOURCE,)
+        )
         self.shown = cache(self._read_shown)
         self._entered = lru_cache(maxsize=1024)(self._read_entered)
         self._first_shown: dict[Chain, int] = {}
 
     def depth(self, frame: int, *, whole: bool = False) -> int:
-        """How many lines are above what runs in a frame."""
+        """How many lines are above the ops of a frame."""
         return len((self._all if whole else self._visible).of(frame))
 
     def _read_chain(self, frame: int, call: int) -> Chain:
@@ -94,12 +97,8 @@ class SourceChains:
         outer = (self._frame(each, entered.get(each, -1)) for each in visible[:-1])
         return (*outer, self._frame(visible[-1], -1))
 
-    def _read_whole(self, frame: int) -> Chain:
-        """The chain of a frame, with the frames that only lead to the model."""
-        return tuple(self._frame(each, -1) for each in self._all.of(frame)) or (NO_SOURCE,)
-
     def _read_shown(self, frame: int) -> int:
-        """A number that frames share which are shown by the same lines, whatever hidden ones lead to them."""
+        """A number shared by frames that are shown as the same lines, whichever hidden ones lead to them."""
         if not self.hides:
             return frame
         lines = tuple(self._frame(each, -1) for each in self._visible.of(frame))
@@ -127,7 +126,7 @@ class SourceChains:
 
 
 class CodeFold:
-    """Decides what of a window is folded, and under which line and loop each repeat is shown."""
+    """Folds the ops of a window, and finds the line and the loop under which each repeat is shown."""
 
     def __init__(
         self, variation: Variation, chains: SourceChains, ops: OpWindow, steps: Sequence[int]
@@ -138,25 +137,17 @@ class CodeFold:
 
     def nodes(self) -> list[Node]:
         """The ops of the window, with repeats among them."""
-        keys = self._keys()
-        return fold_alike([keys[kind] for kind in self._ops.kinds], self._is_loop, self._loop_start)
-
-    def _keys(self) -> list[tuple[Hashable, Varying]]:
-        """For each kind of op a key that ops share which differ only in numbers, and the numbers.
-
-        The key is an integer, which is faster to compare than what it stands for.
-        """
         ids: dict[Hashable, int] = {}
-        keys: list[tuple[Hashable, Varying]] = []
+        keys: list[tuple[Hashable, Varying]] = []  # of each kind: equal for ops that differ only in numbers
         for at in self._ops.first:
             key, numbers = self._variation.op_key(self._ops.ids[at])
             shown = self._chains.shown(self._ops.frames[at])
             keys.append((ids.setdefault((shown, key), len(ids)), numbers))
-        return keys
 
-    def _is_loop(self, ops: Sequence[int]) -> bool:
-        """Whether the source has a loop around all these ops, or an optimizer loops over its weights."""
-        return all(self._ops.phase(at) == "optimizer" for at in ops) or bool(self._loops_of(ops))
+        def is_loop(ops: Sequence[int]) -> bool:  # of the source, or of an optimizer over its weights
+            return all(self._ops.phase(at) == "optimizer" for at in ops) or bool(self._loops_of(ops))
+
+        return fold_alike([keys[kind] for kind in self._ops.kinds], is_loop, self._loop_start)
 
     def _loops_of(self, ops: Sequence[int]) -> list[Loop]:
         """The loops around some ops, the innermost first, also those in frames that are not shown.
@@ -173,7 +164,7 @@ class CodeFold:
         return []
 
     def _loop_start(self, first: int, period: int) -> int:
-        """Where the body of a loop begins in the source: after the largest step back in line numbers.
+        """The beginning of a loop body in the source: after the largest step back in line numbers.
 
         Backward ops do not count: they stand under lines of the forward pass.
         """
@@ -213,7 +204,7 @@ class CodeFold:
         return header_text(loops, self._open_loops(depth))
 
     def enter(self, depth: int, loops: Sequence[Loop]) -> None:
-        """What comes until `leave` is inside a repeat."""
+        """Enter a repeat; `leave` ends it."""
         self._open.append((depth, loops[0] if loops else None))
 
     def leave(self) -> None:

@@ -9,21 +9,32 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.compare.comparison import ModuleRow
-from sightline.compare.side import OpLabel, Side
+from sightline.compare.side import OpLabel
 from sightline.compare.values import State
 from sightline.hints import Hint
 from sightline.notation import dtype_name, number_text
-from sightline.views.rendering import WIDTH, Block, Column, Line, Span, View, cut, cut_end, grid, line, width
+from sightline.views.rendering import (
+    MARGIN,
+    WIDTH,
+    Block,
+    Column,
+    Line,
+    Span,
+    View,
+    cut,
+    cut_end,
+    fact_line,
+    grid,
+    line,
+    width,
+)
 from sightline.views.table_layout import fit_blocks
 
 if TYPE_CHECKING:
     from sightline.compare.divergence import Divergence
-    from sightline.data.trace_data import TraceData
     from sightline.diff_api import Diff
 
 
-_MARGIN: Final = 11
 _GROWTH_ROWS: Final = 8  #: of the table of how the error grows
 _MAX_OTHERS: Final = 3  #: how many further divergences are shown
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -67,112 +78,102 @@ def bar(error: float) -> str:
 
 
 def _head(diff: Diff, room: int) -> Iterator[Line]:
-    for name, side in (("a", diff.comparison.a), ("b", diff.comparison.b)):
+    """A line about each run, and one about the comparison."""
+    comparison, counts = diff.comparison, []
+    for name, side in (("a", comparison.a), ("b", comparison.b)):
         data = side.data
-        parts = [", ".join(_dtypes(side)), ", ".join(sorted({meta.device for meta in data.metas}))]
-        parts.append(
-            f"{int(side.compared.sum()):,} ops, {side.span.end_call - side.span.first_call:,} module calls"
-        )
+        floating: dict[str, int] = {}
+        for meta, count in zip(*np.unique(data.values.meta, return_counts=True), strict=True):
+            dtype = data.metas[meta].dtype
+            if "float" in dtype:
+                floating[dtype] = floating.get(dtype, 0) + int(count)
+        frequent = sorted(floating, key=lambda each: -floating[each])[:3]
+        counts.append(int(side.compared.sum()))
+        parts = [
+            ", ".join(map(dtype_name, frequent)),
+            ", ".join(sorted({meta.device for meta in data.metas})),
+        ]
+        parts.append(f"{counts[-1]:,} ops, {side.span.end_call - side.span.first_call:,} module calls")
         title = cut(str(data.info.get("name") or ""), room // 2)
-        yield _fact(name, (title, "title"), ("  " + " · ".join(part for part in parts if part), "dim"))
-    yield _fact("compared", (_compared(diff), "dim"))
-
-
-def _dtypes(side: Side) -> list[str]:
-    """The floating dtypes of a run, the most frequent first."""
-    data: TraceData = side.data
-    counts: dict[str, int] = {}
-    for meta, count in zip(*np.unique(data.values.meta, return_counts=True), strict=True):
-        dtype = data.metas[meta].dtype
-        if "float" in dtype:
-            counts[dtype] = counts.get(dtype, 0) + int(count)
-    return [dtype_name(dtype) for dtype in sorted(counts, key=lambda each: -counts[each])][:3]
-
-
-def _compared(diff: Diff) -> str:
-    comparison = diff.comparison
-    ops = [int(side.compared.sum()) for side in (comparison.a, comparison.b)]
+        yield fact_line(name, (title, "title"), ("  " + " · ".join(part for part in parts if part), "dim"))
     paired = sum(other >= 0 for other in comparison.alignment.ops_a)
     calls = int((comparison.alignment.calls.of_a >= 0).sum())
     by = " · by " + " and ".join(comparison.compared_by) if comparison.compared_by else ""
-    modules = f"{calls:,} module call{'' if calls == 1 else 's'}"
-    return f"{paired:,} of {ops[0]:,} ops with {paired:,} of {ops[1]:,} · {modules}{by}"
+    pairs = f"{paired:,} of {counts[0]:,} ops with {paired:,} of {counts[1]:,}"
+    yield fact_line("compared", (f"{pairs} · {calls:,} module call{'' if calls == 1 else 's'}{by}", "dim"))
 
 
 def _answer(diff: Diff, room: int) -> Iterator[Line]:
+    """The verdict, and both sides of the first divergence."""
     text, style = _VERDICTS[diff.verdict]
     divergence = diff.divergence
     if diff.comparison.different_models:
-        yield _fact("verdict", (diff.comparison.different_models, "warn"))
+        yield fact_line("verdict", (diff.comparison.different_models, "warn"))
         return
     if divergence is None:
         worst = diff.comparison.largest_error
         more = f"; the largest error is {error_text(worst)}" if diff.verdict == "close" and worst > 0 else ""
         more = f": {diff.comparison.outcome_text}" if diff.comparison.outcome_text else more
-        yield _fact("verdict", (text + more, style))
+        yield fact_line("verdict", (text + more, style))
         if diff.parting is not None and (diff.verdict == "unknown" or _are_ranks(diff)):
-            yield _fact("ops part", (diff.parting.text, ""))
+            yield fact_line("ops part", diff.parting.text)
         return
-    yield _fact("verdict", (f"{text}: ", style), (divergence.text, ""))
+    yield fact_line("verdict", (f"{text}: ", style), divergence.text)
     yield line()
-    yield from _sides(divergence, room)
-    yield _fact("error", (_error_line(diff, divergence), ""))
+    yield from _sides(diff, divergence, room)
     if diff.parting is not None and _are_ranks(diff):
-        yield _fact("ops part", (diff.parting.text, ""))
+        yield fact_line("ops part", diff.parting.text)
     others = diff.divergences[1:]
     for at, other in enumerate(others[:_MAX_OTHERS]):
-        yield _fact("" if at else "also", (other.text, "dim"))
+        yield fact_line("" if at else "also", (other.text, "dim"))
     left = len(others) - _MAX_OTHERS + diff.comparison.more
     if left > 0:
-        yield _fact("", (f"… and {left} more places that are no consequence of these", "dim"))
+        yield fact_line("", (f"… and {left} more places that are no consequence of these", "dim"))
 
 
 def _are_ranks(diff: Diff) -> bool:
-    """Whether both recordings are of processes of one job: where their ops part is a question of its own."""
+    """Whether both recordings are of processes of one job, whose ops may part without a divergence."""
     return all("rank" in trace.info for trace in (diff.a, diff.b))
 
 
-def _sides(divergence: Divergence, room: int) -> Iterator[Line]:
+def _sides(diff: Diff, divergence: Divergence, room: int) -> Iterator[Line]:
+    """The op of the divergence on each side with its source line, the error and the statistics of both."""
     for name, label in (("a", divergence.reason.a), ("b", divergence.reason.b)):
         if label is None:
-            yield _fact(name, ("nothing", "dim"))
+            yield fact_line(name, ("nothing", "dim"))
             continue
-        where = cut_end(label.position or "(no source)", room // 2 - _MARGIN)
-        yield _fact(name, (f"{where}  ", "dim"), (_module(label), "module"))
-        if label.code:
-            yield line(" " * _MARGIN, (cut(label.code, room - _MARGIN), "code"))
-
-
-def _module(label: OpLabel) -> str:
-    return f"{label.module}  " if label.module else ""
-
-
-def _error_line(diff: Diff, divergence: Divergence) -> str:
-    a, b = diff.comparison.a, diff.comparison.b
-    one, other = a.numbers(divergence.value_a), b.numbers(divergence.value_b)
-    texts = [
-        str(side.index.values[value]) for side, value in ((a, divergence.value_a), (b, divergence.value_b))
-    ]
-    shown = texts[0] if texts[0] == texts[1] else f"{texts[0]} | {texts[1]}"
-    text = f"{error_text(divergence.verdict.error)} in {shown}"
-    if one is not None and other is not None:
-        text += (
-            f": {number_text(one.min)} … {number_text(one.max)}, mean {number_text(one.mean)}"
-            f" | {number_text(other.min)} … {number_text(other.max)}, mean {number_text(other.mean)}"
+        position = cut_end(label.position or "(no source)", room // 2 - MARGIN)
+        yield fact_line(
+            name, (f"{position}  ", "dim"), (f"{label.module}  " if label.module else "", "module")
         )
-    return text
+        if label.code:
+            yield line(" " * MARGIN, (cut(label.code, room - MARGIN), "code"))
+    values = (diff.comparison.a, divergence.value_a), (diff.comparison.b, divergence.value_b)
+    texts = dict.fromkeys(str(side.index.values[value]) for side, value in values)
+    text = f"{error_text(divergence.verdict.error)} in {' | '.join(texts)}"
+    numbers = [each for each in (side.numbers(value) for side, value in values) if each is not None]
+    ranges = [
+        f"{number_text(each.min)} … {number_text(each.max)}, mean {number_text(each.mean)}"
+        for each in numbers
+    ]
+    yield fact_line("error", f"{text}: {' | '.join(ranges)}" if len(ranges) == 2 else text)
 
 
 def _growth(diff: Diff, room: int) -> Iterator[Block]:
     """The error of the modules that end after the divergence, evenly sampled."""
-    divergence = diff.divergence
+    divergence, side = diff.divergence, diff.comparison.a
     if divergence is None or diff.comparison.different_models:
         return
-    rows = _diverging_modules(diff)
+    producer, ends = side.producer[divergence.value_a], side.data.calls.end_op
+    rows = [
+        row
+        for row in diff.modules
+        if ends[row.call_a] > producer
+        and (row.state is State.DIFFERENT or (row.state is not State.UNKNOWN and row.error > 0))
+    ]
     if len(rows) < 2:
         return
-    step = max(1, math.ceil(len(rows) / _GROWTH_ROWS))
-    shown = rows[::step]
+    shown = rows[:: max(1, math.ceil(len(rows) / _GROWTH_ROWS))]
     if shown[-1] is not rows[-1]:
         shown.append(rows[-1])
     yield line()
@@ -183,32 +184,19 @@ def _growth(diff: Diff, room: int) -> Iterator[Block]:
     )  # fmt: skip
 
 
-def _diverging_modules(diff: Diff) -> list[ModuleRow]:
-    """The module calls that end after the divergence and have an error."""
-    divergence = diff.divergence
-    side = diff.comparison.a
-    producer = side.producer[divergence.value_a] if divergence is not None else -1
-    ends = side.data.calls.end_op
-    rows = [row for row in diff.modules if ends[row.call_a] > producer and row.state is not State.UNKNOWN]
-    return [row for row in rows if row.state is State.DIFFERENT or row.error > 0]
-
-
 def _facts(diff: Diff) -> Iterator[Block]:
+    """The weights, differences without effect, and notes."""
     yield line()
     parameters = diff.parameters
-    yield _fact("weights", (parameters.text, "" if parameters.same else "warn"))
+    yield fact_line("weights", (parameters.text, "" if parameters.same else "warn"))
     for pair in parameters.of("different")[:_MAX_OTHERS]:
-        yield line(" " * _MARGIN, (f"{pair} differs by {error_text(pair.error)}", ""))
+        yield line(" " * MARGIN, f"{pair} differs by {error_text(pair.error)}")
     for name in parameters.untied[:_MAX_OTHERS]:
-        yield line(" " * _MARGIN, (f"{name}: tied on one side only", ""))
+        yield line(" " * MARGIN, f"{name}: tied on one side only")
     for at, text in enumerate(diff.comparison.harmless):
-        yield _fact("" if at else "besides", (text, "dim"))
+        yield fact_line("" if at else "besides", (text, "dim"))
     for at, text in enumerate(each for each in diff.notes if each != diff.comparison.different_models):
-        yield _fact("" if at else "note", (text, "warn"))
-
-
-def _fact(title: str, *parts: tuple[str, str]) -> Line:
-    return line((f"{title:<{_MARGIN}}", "dim"), *parts, hang=_MARGIN)
+        yield fact_line("" if at else "note", (text, "warn"))
 
 
 _STATES: Final = {
@@ -221,32 +209,29 @@ _STATES: Final = {
 
 def modules_view(diff: Diff) -> View:
     """The table of a comparison, a row for each pair of calls in the order they ended."""
-    rows = diff.modules
+    modules = diff.modules
+    divergence = diff.divergence
+    first = None if divergence is None or divergence.reason.a is None else divergence.reason.a.module
 
     def fit(room: int) -> list[Block]:
-        if not rows:
+        if not modules:
             return [line("(no module calls to compare)")]
-        plot = "".join(bar(row.error) for row in rows if row.state is not State.UNKNOWN)
-        table = grid(
-            (Column("module"), Column("class"), Column("result"), Column("error", right=True), Column("")),
-            [_row(row, diff, min(room, WIDTH)) for row in rows],
-        )
-        along = line(("along the depth  ", "dim"), (plot[: room - 17], "number"))
-        return [table, line(), along]
+        rows: list[list[Span | str]] = []
+        for each in modules:
+            text, style = _STATES[each.state]
+            kind = each.type_a if each.type_a == each.type_b else f"{each.type_a} | {each.type_b}"
+            name = cut_end(each.name, min(room, WIDTH) * 45 // 100)
+            error = error_text(each.error) if each.state is not State.UNKNOWN else ""
+            mark = " ← first" if each.a == first and each.state is not State.SAME else ""
+            rows.append([Span(name, "module"), Span(cut_end(kind, min(room, WIDTH) // 4), "dim"),
+                         Span(text, style), error, Span(f"{bar(each.error)}{mark}", "number")])  # fmt: skip
+        titles = (
+            Column("module"), Column("class"), Column("result"), Column("error", right=True), Column(""),
+        )  # fmt: skip
+        plot = "".join(bar(each.error) for each in modules if each.state is not State.UNKNOWN)
+        return [grid(titles, rows), line(), line(("along the depth  ", "dim"), (plot[: room - 17], "number"))]
 
     return View(tuple(fit(WIDTH)), fit=fit)
-
-
-def _row(row: ModuleRow, diff: Diff, room: int) -> tuple[Span | str | tuple[str, str], ...]:
-    text, style = _STATES[row.state]
-    kind = row.type_a if row.type_a == row.type_b else f"{row.type_a} | {row.type_b}"
-    divergence = diff.divergence
-    first = divergence is not None and divergence.reason.a is not None and divergence.reason.a.module == row.a
-    mark = " ← first" if first and row.state is not State.SAME else ""
-    error = error_text(row.error) if row.state is not State.UNKNOWN else ""
-    name = cut_end(row.name, room * 45 // 100)
-    return (Span(name, "module"), Span(cut_end(kind, room // 4), "dim"), Span(text, style), error,
-            Span(f"{bar(row.error)}{mark}", "number"))  # fmt: skip
 
 
 _AROUND: Final = 12  #: rows shown before and after the divergence
@@ -274,15 +259,15 @@ def source_view(diff: Diff, *, everything: bool = False) -> View:
         room = min(room, WIDTH)
         if not shown:
             return [line("(no lines to compare)")]
-        half = (room - 17) // 2
         lines: list[Block] = []
         modules = ""
         for row in shown:
-            module = _modules(row)
-            if module != modules:
-                lines.append(line((cut(module or "(outside every module)", room), "module")))
-                modules = module
-            lines += _lines(row, half)
+            labels = (label.module for label in (row.a, row.b) if label is not None)
+            names = " | ".join(dict.fromkeys(labels))
+            if names != modules:
+                lines.append(line((cut(names or "(outside every module)", room), "module")))
+                modules = names
+            lines.append(_row_line(row, (room - 17) // 2))
         left = len(rows) - len(shown)
         hint = Hint("d.source(all=True)", "--view source --all")
         more = [line((f"{left} more lines: {hint}", "dim"))] if left else []
@@ -291,54 +276,37 @@ def source_view(diff: Diff, *, everything: bool = False) -> View:
     return View(tuple(fit(WIDTH)), fit=fit)
 
 
-def _modules(row: _Row) -> str:
-    names = list(dict.fromkeys(label.module for label in (row.a, row.b) if label is not None))
-    return " | ".join(names)
-
-
-def _lines(row: _Row, half: int) -> list[Line]:
-    texts = [_text(place) for place in (row.a, row.b)]
+def _row_line(row: _Row, half: int) -> Line:
+    """The source lines of both sides, each in ``half`` the columns, and between them how they compare."""
+    left, right = (
+        "" if label is None else f"{f'{label.line:>4} ' if label.line else ''}{label.code or label.name}"
+        for label in (row.a, row.b)
+    )
+    left = cut(left, half)
     sign = _SIGNS[row.state] if row.a and row.b else "<" if row.a else ">"
     style = "error" if row.first or row.state is State.DIFFERENT else "dim"
-    left = cut(texts[0], half)
     error = f" {error_text(row.error)}" if row.state is State.DIFFERENT else ""
-    mark = " ←" if row.first else ""
-    return [
-        line(
-            Span("  "), Span(left + " " * (half - width(left)), "code"), Span(f" {sign} ", style),
-            Span(cut(texts[1], half), "code"), Span(f"{error}{mark}", style),
-        )
-    ]  # fmt: skip
-
-
-def _text(label: OpLabel | None) -> str:
-    if label is None:
-        return ""
-    number = f"{label.line:>4} " if label.line else ""
-    return f"{number}{label.code or label.name}"
+    return line(
+        "  ", (left + " " * (half - width(left)), "code"), (f" {sign} ", style),
+        (cut(right, half), "code"), (f"{error}{' ←' if row.first else ''}", style),
+    )  # fmt: skip
 
 
 def _rows(diff: Diff) -> list[_Row]:
     """Pairs of ops and unpaired ops in the order of the run, those of one line in one row."""
+
+    def key(row: _Row) -> tuple[object, ...]:
+        return tuple((label.file, label.line, label.module) if label else None for label in (row.a, row.b))
+
     a, b = diff.comparison.a, diff.comparison.b
     rows: list[_Row] = []
     for x, y, verdict, first in diff.comparison.aligned_ops():
         state, error = (verdict.state, verdict.error) if verdict is not None else (State.UNKNOWN, 0.0)
-        labels = a.op_label(x) if x >= 0 else None, b.op_label(y) if y >= 0 else None
-        _add_row(rows, _Row(*labels, state, error, first))
-    return rows
-
-
-def _add_row(rows: list[_Row], row: _Row) -> None:
-    """Add a row, or merge it with the one before if both are of the same lines."""
-    if rows and _key(rows[-1]) == _key(row):
-        last = rows[-1]
-        worse = max(last.state, row.state)
-        error = max(last.error, row.error) if worse is State.DIFFERENT else row.error
-        rows[-1] = _Row(last.a, last.b, worse, error, last.first or row.first)
-    else:
+        row = _Row(a.op_label(x) if x >= 0 else None, b.op_label(y) if y >= 0 else None, state, error, first)
+        if rows and key(rows[-1]) == key(row):
+            last = rows.pop()
+            state = max(last.state, row.state)
+            error = max(last.error, row.error) if state is State.DIFFERENT else row.error
+            row = _Row(last.a, last.b, state, error, last.first or row.first)
         rows.append(row)
-
-
-def _key(row: _Row) -> tuple[object, ...]:
-    return tuple((label.file, label.line, label.module) if label else None for label in (row.a, row.b))
+    return rows

@@ -1,4 +1,4 @@
-"""The end of ``sightline run``: what failed or looks wrong, on one screen, and what to type next.
+"""The end of ``sightline run``: failures and problems on one screen, and the command to type next.
 
 The most serious and most certain problem comes first. Those that do not fit are counted: ``show --view
 problems`` has them.
@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sightline.analysis.problems import FIRST, Problem, find, gap_texts, kinds_text
+from sightline.data.index import Index
 from sightline.views.problems import MARGIN, SURE, indented, severity_counts, severity_span, wrap_text
 from sightline.views.rendering import WIDTH, Block, Line, Span, View, cut, height, line, width
 from sightline.views.steps import LOSS
-
-if TYPE_CHECKING:
-    from sightline.api import Trace
 
 SCREEN: Final = 25  #: lines, with those about the recording's file
 _MAX_TITLE: Final = 3  #: lines of a title; one whose names are short may have more
@@ -30,21 +27,34 @@ _NAME: Final = re.compile(r"(?:…\.)?\b[A-Za-z_]\w*(?:\.\w+)+\b(?![:/])")
 _SENTENCE: Final = re.compile(r"(?<=[.;]) ")
 
 
-def last_screen(trace: Trace, where: str, room: int = SCREEN, *, noted: bool = False) -> View:
-    """What looks wrong in at most ``room`` lines; ``where`` is the recording as a command takes it.
+def last_screen(index: Index, where: str, room: int = SCREEN, *, noted: bool = False) -> View:
+    """The problems of a run in at most ``room`` lines; ``where`` is the recording as a command takes it.
 
     ``noted`` says that the exception which ended the run was printed above, with its note.
     """
-    problems = [_without_note(each) if noted else each for each in find(trace.index)]
+    problems = find(index)
+    if noted:  # without the text of the note
+        why = "The note above says why. Nothing after it was looked at."
+        problems = [
+            replace(each, detail="", why=why) if each.kind == FIRST and each.detail else each
+            for each in problems
+        ]
 
     def fit(columns: int) -> list[Line]:
         columns = min(columns, WIDTH)
-        return _screen(trace, problems, where, room, columns) if problems else [*_no_problems(trace, columns)]
+        if problems:
+            return _screen(index, problems, where, room, columns)
+        searched = wrap_text(f"looked for {kinds_text()}", columns, "  ")
+        return [
+            line(("problems: ", "dim"), ("none", "title"), f" found in {len(index.ops):,} ops"),
+            *(line((text, "dim")) for text in searched),
+            *_unchecked(index, 6, columns),
+        ]
 
     return View(tuple(fit(WIDTH)), fit=fit)
 
 
-def _screen(trace: Trace, problems: list[Problem], where: str, room: int, columns: int) -> list[Line]:
+def _screen(index: Index, problems: list[Problem], where: str, room: int, columns: int) -> list[Line]:
     """As many problems as fit, with the number of the others; the first one always."""
     counts = ", ".join(text for _, text in severity_counts(problems))
     blocks: list[Line] = [line(("problems: ", "dim"), (counts, "title"))]
@@ -54,7 +64,8 @@ def _screen(trace: Trace, problems: list[Problem], where: str, room: int, column
         lines = list(_block(each, columns))
         rest = 1 if shown + 1 < len(problems) else 0
         if len(lines) + rest > left:
-            lines = lines[: _without_advice(lines)]
+            advice = sum(any(span.style == "dim" for span in each.spans) for each in lines)
+            lines = lines[: len(lines) - advice]
         if shown and len(lines) + rest > left:
             break
         blocks += lines
@@ -64,14 +75,14 @@ def _screen(trace: Trace, problems: list[Problem], where: str, room: int, column
         blocks.append(
             line((f"and {len(problems) - shown} more: sightline show {where} --view problems", "dim"))
         )
-    return blocks + (_unchecked(trace, left - 1, columns) if left > 2 else [])
+    return blocks + (_unchecked(index, left - 1, columns) if left > 2 else [])
 
 
 def first_sections(view: View, room: int) -> View:
     """The sections of a view, which blank lines separate, as far as they fit into ``room`` lines.
 
-    Of the first one, the lines that fit: what was recorded comes before everything else. A line about losses
-    needs losses on the same screen.
+    Of the first section, the lines that fit: it describes the recording. A line about losses needs losses on
+    the same screen.
     """
 
     def cut_to_room(blocks: Iterable[Block]) -> list[Block]:
@@ -103,9 +114,9 @@ def _has_losses(blocks: Sequence[Block]) -> bool:
     return LOSS in columns or any(isinstance(block, Line) and "; loss " in block.text for block in blocks)
 
 
-def next_command(trace: Trace, where: str) -> str:
-    """The command to type next: for the lineage of what is wrong, the code around it, or everything."""
-    problems = find(trace.index)
+def next_command(index: Index, where: str) -> str:
+    """The command to type next: for the lineage of the first problem, the code around it, or everything."""
+    problems = find(index)
     if not problems:
         return f"sightline show {where}"
     first = problems[0]
@@ -118,23 +129,10 @@ def next_command(trace: Trace, where: str) -> str:
     return f"sightline show {where} --view problems"
 
 
-def _without_note(problem: Problem) -> Problem:
-    """A failure without what the note of the exception says."""
-    if problem.kind != FIRST or not problem.detail:
-        return problem
-    return replace(problem, detail="", why="The note above says why. Nothing after it was looked at.")
-
-
-def _no_problems(trace: Trace, columns: int) -> Iterator[Line]:
-    yield line(("problems: ", "dim"), ("none", "title"), f" found in {len(trace.ops):,} ops")
-    yield from (line((text, "dim")) for text in wrap_text(f"looked for {kinds_text()}", columns, "  "))
-    yield from _unchecked(trace, 6, columns)
-
-
-def _unchecked(trace: Trace, room: int, columns: int) -> list[Line]:
-    """What could not be checked, in at most ``room`` lines of whole sentences."""
+def _unchecked(index: Index, room: int, columns: int) -> list[Line]:
+    """The checks that were not possible, in at most ``room`` lines of whole sentences."""
     lines: list[Line] = []
-    for each in gap_texts(trace.index):
+    for each in gap_texts(index):
         texts = wrap_text(each, columns, "  ")
         if len(lines) + len(texts) <= room:
             lines += [line((text, "dim"), hang=2) for text in texts]
@@ -142,11 +140,11 @@ def _unchecked(trace: Trace, room: int, columns: int) -> list[Line]:
 
 
 def _block(problem: Problem, columns: int) -> Iterator[Line]:
-    """A problem: what, where, what to do. Names are shortened where it is long; nothing else is."""
+    """A problem: its title, its line, and advice. Of a long one the names are shortened, nothing else."""
     room = columns - MARGIN
     text = f"{cut(problem.title, _MESSAGE)} — {problem.detail}" if problem.detail else problem.title
     text = f"{text} [{problem.kind}]"
-    # What the program's exception says is quoted as it is.
+    # The message of the program's exception is quoted unchanged.
     titles = wrap_text(text if problem.kind == FIRST else shorten_names(text, _MAX_TITLE * room), room)
     style = "warn" if problem.kind == "unmatched" else "title"
     yield line(severity_span(problem), (titles[0], style))
@@ -170,13 +168,10 @@ def shorten_names(text: str, room: int) -> str:
     for parts in _ENDS:
         if width(text) <= room:
             break
-        text = _NAME.sub(partial(_name_end, parts), text)
+        names = {name: name.split(".") for name in _NAME.findall(text)}
+        ends = {name: f"….{'.'.join(words[-parts:])}" for name, words in names.items() if len(words) > parts}
+        text = _NAME.sub(lambda name: ends.get(name[0], name[0]), text)  # noqa: B023 — called at once
     return text
-
-
-def _name_end(parts: int, name: re.Match[str]) -> str:
-    kept = name[0].split(".")[-parts:]
-    return name[0] if name[0].count(".") < parts else f"….{'.'.join(kept)}"
 
 
 def _advice_lines(text: str, columns: int = WIDTH) -> list[str]:
@@ -186,8 +181,3 @@ def _advice_lines(text: str, columns: int = WIDTH) -> list[str]:
         text = " ".join(sentences[:-1]).rstrip(";")
         lines = wrap_text(text, columns - MARGIN, "  ")
     return lines
-
-
-def _without_advice(lines: list[Line]) -> int:
-    """How many lines a problem has without its advice."""
-    return sum(not any(span.style == "dim" for span in one.spans) for one in lines)

@@ -1,4 +1,4 @@
-"""``t.lineage(value)``: what a value came from, the most recent op first.
+"""``t.lineage(value)``: the origin of a value, the most recent op first.
 
     $105 f32[2, 4, 3]   torch.log      return torch.log(y)   net.py:34  Net
     $104 f32[2, 4, 3]   F.linear       y = self.head(x)      net.py:33  head
@@ -15,24 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, LineageStep, lineage_of
 from sightline.analysis.op_text import statistics_text
 from sightline.analysis.running_statistics import RunningStatistics
 from sightline.analysis.value_names import find_value
-from sightline.data.index import Frame, Index, Value
+from sightline.data.index import Index, Value
 from sightline.hints import Hint
 from sightline.notation import position_text, value_text
 from sightline.views.rendering import WIDTH, Line, Span, View, cut, cut_end, line, printable, width
 from sightline.views.source_chain import PHASE_MARKS
 
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
 _GAP: Final = "  "
 _CODE: Final = 24  #: the source line gets the columns that are left, but at least these
-_CODE_MIN: Final = 12  #: on a narrow terminal these, or none: the other columns matter more
+_CODE_MIN: Final = 12  #: on a narrow terminal these, or none
 _MAX_NAMED: Final = 4  #: how many values are listed by name
 _OUTDATED: Final = "updated since it was measured"
 _MAX_PATH: Final = 5  #: values of a path that are written out
@@ -63,35 +60,30 @@ class LineageView(View):
 
 
 def lineage(
-    trace: Trace, value: Any, *, depth: int | None = None, level: str | None = None, everything: bool = False,
+    index: Index, value: Any, *, depth: int | None = None, level: str | None = None, everything: bool = False,
 ) -> LineageView:  # fmt: skip
-    """What a value came from; see `Trace.lineage` for the options."""
-    target = find_value(trace.index, value)
+    """The origin of a value; see `Trace.lineage` for the options."""
+    target = find_value(index, value)
     row = target.value
-    index = row._data  # a row of an earlier snapshot belongs to that one
     most = MOST if depth is None else None
-    history = lineage_of(index, row.id, depth=DEPTH if depth is None else depth, level=level, most=most,
+    # A row of an earlier snapshot belongs to that one.
+    history = lineage_of(row._data, row.id, depth=DEPTH if depth is None else depth, level=level, most=most,
                          everything=everything)  # fmt: skip
-    head = [] if target.set_by is None else [_assignment_line(str(value), target.set_by)]
-    foot = [] if not history.excluded else [_excluded_line(history.excluded)]
+    head, foot = [], []
+    if target.set_by is not None:  # the source line that assigned the value to a variable
+        name, frame = str(value), target.set_by
+        code = cut(frame.code, WIDTH - width(name) - width(frame.position) - 20)
+        position = (frame.position, "dim")
+        head = [line((name, "title"), " was last set at ", position, ": ", (code, "code"), hang=5)]
+    if history.excluded:
+        values = f"{history.excluded:,} value{'' if history.excluded == 1 else 's'}"
+        text = f"# left out: the origin of {values}, outside the model; {Hint.option('all')} shows it"
+        foot = [line((text, "dim"), hang=2)]
 
     def fit(room: int) -> list[Line]:
         return [*head, *_origin_lines(history, room), *lineage_lines(history, room), *foot]
 
     return LineageView(tuple(fit(WIDTH)), history, fit=fit)
-
-
-def _excluded_line(count: int) -> Line:
-    values = f"{count:,} value{'' if count == 1 else 's'}"
-    return line(
-        (f"# left out: what made {values}, outside the model; {Hint.option('all')} shows it", "dim"), hang=2
-    )
-
-
-def _assignment_line(name: str, frame: Frame) -> Line:
-    """Which source line assigned the value to a variable."""
-    code = cut(frame.code, WIDTH - width(name) - width(frame.position) - 20)
-    return line((name, "title"), " was last set at ", (frame.position, "dim"), ": ", (code, "code"), hang=5)
 
 
 def _origin_lines(lineage: Lineage, room: int) -> Iterator[Line]:
@@ -102,11 +94,11 @@ def _origin_lines(lineage: Lineage, room: int) -> Iterator[Line]:
         chain = " ← ".join(path if len(path) <= _MAX_PATH else [*path[:2], f"{len(path) - 3} more", path[-1]])
         place = position_text(origin.file, origin.line).rpartition("/")[2] if origin.file else ""
         given = ", ".join(dict.fromkeys(str(values[source]) for source in origin.sources))
-        made = f"{origin.name or 'a view'}{f' of {given}' if given else ''}"
+        producer = f"{origin.name or 'a view'}{f' of {given}' if given else ''}"
         if not origin.name and not origin.sources:
-            place, made = "", f"with {_leaf_text(values[origin.path[-1]])}"
-        where = f"{' at' if place else ''} {printable(place)}{', ' if place else ''}{made}"
-        head = f"{origin.trait} first appears{where}"
+            place, producer = "", f"with {_leaf_text(values[origin.path[-1]])}"
+        position = f"{' at' if place else ''} {printable(place)}{', ' if place else ''}"
+        head = f"{origin.trait} first appears{position}{producer}"
         yield line((cut(head, max(room - width(chain) - 2, len(place) + 30)), "warn"), f": {chain}", hang=2)
 
 
@@ -175,26 +167,21 @@ class _LineageTable:
             at, first, rest = stack.pop()
             step = self._lineage.steps[at]
             place = position_text(step.file, step.line).rpartition("/")[2] if step.file else ""
-            yield _Row(first, rest, step, self._values(step), self._op(step), printable(place))
+            op = f"{step.name} (module)"
+            if step.call < 0:
+                mark = "" if step.name.endswith(" backward") else PHASE_MARKS.get(step.phase, "")
+                op = mark + (step.name or "view")
+            ids = sorted(step.values)  # $26,$27 f32[2, 4, 8]: the results, with the shape of the first
+            if len(ids) > 2 and ids[-1] - ids[0] == len(ids) - 1:
+                values = f"{value_text(ids[0])}…{value_text(ids[-1])}"
+            else:
+                values = ",".join(value_text(value) for value in step.values[:3])
+                values += f"+{len(ids) - 3}" if len(ids) > 3 else ""
+            values = printable(f"{values} {self._index.values[step.values[0]]}")
+            yield _Row(first, rest, step, values, printable(op), printable(place))
             for number, child in reversed(list(enumerate(step.children))):
                 trunk = number == len(step.children) - 1
                 stack.append((child, rest, rest) if trunk else (child, f"{rest}├ ", f"{rest}│ "))
-
-    def _values(self, step: LineageStep) -> str:
-        """``$26,$27 f32[2, 4, 8]``: the results, with the shape of the first."""
-        ids = sorted(step.values)
-        if len(ids) > 2 and ids[-1] - ids[0] == len(ids) - 1:
-            text = f"{value_text(ids[0])}…{value_text(ids[-1])}"
-        else:
-            text = ",".join(value_text(value) for value in step.values[:3])
-            text += f"+{len(ids) - 3}" if len(ids) > 3 else ""
-        return printable(f"{text} {self._index.values[step.values[0]]}")
-
-    def _op(self, step: LineageStep) -> str:
-        if step.call >= 0:
-            return printable(f"{step.name} (module)")
-        mark = "" if step.name.endswith(" backward") else PHASE_MARKS.get(step.phase, "")
-        return printable(mark + (step.name or "view"))
 
     def _line(self, row: _Row) -> Line:
         value, op, place, module = self._widths
@@ -216,7 +203,19 @@ class _LineageTable:
         """Names, statistics, shared memory, and inputs without a line of their own."""
         step = row.step
         indent = row.rest + " " * 5
-        groups = [self._names(step), self._statistics(step), self._sharing(step), *self._inputs(step)]
+        values = [self._index.values[id] for id in step.values]
+        names = [Span(value.name, "title") for value in values if value.name][:_MAX_NAMED]
+        statistics = []
+        for value in values[:_MAX_NAMED]:
+            if text := statistics_text(value):
+                text = f"{value_text(value.id)}: {text}" if len(values) > 1 else text
+                statistics.append(Span(text, _style(value)))
+        sharing = []
+        shared = self._shared(step)
+        if shared is not None:
+            how = "view of" if values[0].previous is None else "in place on"
+            sharing = [Span(f"{how} {_value_name(shared)}", "dim")]
+        groups = [names, statistics, sharing, *self._inputs(step, shared)]
         lines: list[Line] = []
         spans: list[Span] = []
         used = 0
@@ -233,25 +232,6 @@ class _LineageTable:
                 used += width(part.text)
         return [*lines, Line(tuple(spans), indent)] if spans else lines
 
-    def _names(self, step: LineageStep) -> list[Span]:
-        names = (self._index.values[id].name for id in step.values)
-        return [Span(name, "title") for name in names if name][:_MAX_NAMED]
-
-    def _statistics(self, step: LineageStep) -> Iterator[Span]:
-        for id in step.values[:_MAX_NAMED]:
-            value = self._index.values[id]
-            text = statistics_text(value)
-            if text:
-                yield Span(f"{value_text(id)}: {text}" if len(step.values) > 1 else text, _style(value))
-
-    def _sharing(self, step: LineageStep) -> list[Span]:
-        """Whose memory its result shares."""
-        shared = self._shared(step)
-        if shared is None:
-            return []
-        how = "view of" if self._index.values[step.values[0]].previous is None else "in place on"
-        return [Span(f"{how} {_value_name(shared)}", "dim")]
-
     def _shared(self, step: LineageStep) -> Value | None:
         """The version of the first result before an in-place op, or else the input it is a view of."""
         value = self._index.values[step.values[0]]
@@ -261,15 +241,23 @@ class _LineageTable:
             base = base.previous or base.base
         return value.previous or base
 
-    def _inputs(self, step: LineageStep) -> Iterator[list[Span]]:
+    def _inputs(self, step: LineageStep, shared: Value | None) -> Iterator[list[Span]]:
         """The inputs without a line below: leaves, saved values, and those that are further back."""
-        shared = self._shared(step)
         shown = -1 if shared is None else shared.id
         leaves = [self._index.values[id] for id in step.leaves if id != shown]
         for kind in dict.fromkeys(leaf.kind for leaf in leaves):
             chosen = [leaf for leaf in leaves if leaf.kind == kind]
             outdated = {leaf.id for leaf in chosen if self._running.is_outdated(leaf.id, step.op)}
-            yield list(_leaf_spans(kind, chosen, outdated))
+            plural = kind if kind in ("state", "external", "evicted") else f"{kind}s"
+            prefix = f"{kind if len(chosen) == 1 else plural} "
+            spans: list[Span] = []
+            for leaf in chosen[:_MAX_NAMED]:  # parameters fc.weight f32[3, 8], fc.bias f32[3]
+                text = f"{'' if spans else prefix}{_value_name(leaf)} {leaf}"
+                statistics = _OUTDATED if leaf.id in outdated else statistics_text(leaf)
+                bad = leaf.stats is not None and not leaf.stats.finite
+                style = "error" if bad else "warn" if kind in ("external", "evicted") else ""
+                spans.append(Span(f"{text} ({statistics})" if statistics else text, style))
+            yield [*spans, *_more(len(chosen))]
         below = {id for child in step.children for id in self._lineage.steps[child].values}
         yield self._list("↓ ", [id for id in step.sources if id not in below and id != shown])
         yield self._list("saved ", step.saved)
@@ -287,21 +275,6 @@ class _LineageTable:
         ]
 
 
-def _leaf_spans(kind: str, leaves: Sequence[Value], outdated: set[int]) -> Iterator[Span]:
-    """``parameters fc.weight f32[3, 8], fc.bias f32[3]``; with their statistics where they were taken.
-
-    Those of running statistics that were updated since are left out.
-    """
-    prefix = kind if len(leaves) == 1 else _plural(kind)
-    for number, leaf in enumerate(leaves[:_MAX_NAMED]):
-        text = f"{'' if number else prefix + ' '}{_value_name(leaf)} {leaf}"
-        statistics = _OUTDATED if leaf.id in outdated else statistics_text(leaf)
-        bad = leaf.stats is not None and not leaf.stats.finite
-        style = "error" if bad else "warn" if kind in ("external", "evicted") else ""
-        yield Span(f"{text} ({statistics})" if statistics else text, style)
-    yield from _more(len(leaves))
-
-
 def _more(count: int) -> Iterator[Span]:
     if count > _MAX_NAMED:
         yield Span(f"{count - _MAX_NAMED} more", "dim")
@@ -314,10 +287,6 @@ def _value_name(value: Value) -> str:
 
 def _leaf_text(value: Value) -> str:
     return f"{value.kind} {value.name}" if value.name else value.kind
-
-
-def _plural(kind: str) -> str:
-    return kind if kind in ("state", "external", "evicted") else f"{kind}s"
 
 
 def _style(value: Value) -> str:

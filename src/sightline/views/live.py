@@ -89,8 +89,8 @@ class LiveLog:
         self._inside = inside
         self._style = style or BlockStyle()
         self._printer = Printer(file, color)
-        self._leaves = 0  # leaf calls that are running: what happens inside them is not printed
-        self._last: int | None = None  # depth of what was printed last
+        self._leaves = 0  # leaf calls that are running; nothing inside them is printed
+        self._last: int | None = None  # depth of the last block
 
     def start(self) -> None:
         """Print the first banner."""
@@ -215,7 +215,7 @@ class LogWatcher:
         return ""
 
     def labels(self, event: LiveOpEvent) -> tuple[str, str, str]:  # noqa: ARG002 — subclasses use it
-        """What both sides of an operator and its result are called; a subclass may read it off the source."""
+        """The names of both sides of an operator and of its result; a subclass may read the source."""
         return "Left", "Right", "Output"
 
     def enter(self, event: LiveCallEvent) -> None:

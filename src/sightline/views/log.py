@@ -1,6 +1,6 @@
 """``log()``: module calls and operations as blocks, in the order they ran.
 
-A call without calls inside is a leaf and one block; what runs inside it is left out by default. Every
+A call without calls inside is a leaf and one block; the ops inside it are left out by default. Every
 operation outside leaves has a block: as the user wrote it, or the aten op where no API call was recorded.
 """
 
@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from sightline.analysis.fold import Variation, sizes_text
 from sightline.analysis.select import Mask, ModelPart, Selection, model_part
 from sightline.data import trace_data as d
+from sightline.data.index import Index
 from sightline.data.not_recorded import notes
 from sightline.errors import NothingMatched
 from sightline.hints import Hint
@@ -45,35 +46,32 @@ from sightline.views.log_fold import (
 from sightline.views.rendering import Line, Span, View, comment_lines, line
 from sightline.views.statistics_text import StatisticsIndex
 
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
 _FORWARD: Final = d.PHASES.index("forward")
 #: How many blocks are folded together: often only the beginning of a long recording is read.
 _WINDOW: Final = 4096
 _NUMBERED: Final = re.compile(r"(?<![^.])\d+(?![^.])")  #: in the path of a module: its position in a list
 
 
-def log(trace: Trace, **options: Any) -> View:
+def log(index: Index, **options: Any) -> View:
     """The blocks of a trace; see `Trace.log` and `log_lines` for the options."""
-    return View(tuple(log_lines(trace, **options)))
+    return View(tuple(log_lines(index, **options)))
 
 
 def log_lines(
-    trace: Trace, *, module: str | None = None, op: str | None = None, phase: str | None = None,
+    index: Index, *, module: str | None = None, op: str | None = None, phase: str | None = None,
     depth: int | None = None, tail: int | None = None, inside: bool = False, root: bool = True,
     title: str | None = None, tensor: TensorText = tensor_block_text, margin: str = "",
     stats: bool | None = None, fold: bool = True, all: bool = False,
 ) -> Iterator[Line]:  # fmt: skip
     """The lines of the blocks, lazily; without ``phase``, those of the forward pass."""
     selection = Selection(module, op, phase, depth, tail)
-    statistics = StatisticsIndex(trace.data, stats)
-    part = None if all or op is not None else model_part(trace.index)
-    builder = _LogBuilder(trace, selection, statistics, inside=inside or op is not None, root=root, part=part)
+    statistics = StatisticsIndex(index.raw, stats)
+    part = None if all or op is not None else model_part(index)
+    builder = _LogBuilder(index, selection, statistics, inside=inside or op is not None, root=root, part=part)
     steps = builder.steps()
     first = next(steps, None)
     excluded = "" if part is None else part.excluded_text(builder.chosen_ops)
-    head = comment_lines([excluded, *notes(trace.data)])
+    head = comment_lines([excluded, *notes(index.raw)])
     if first is None and selection.filters and not excluded:
         filters = ", ".join(f"{Hint.option(name, value)}" for name, value in selection.filters.items())
         raise NothingMatched(
@@ -98,7 +96,7 @@ def _lines(
         last = 0
     for part in _windows(steps):
         for block in fold_blocks(part, builder.block_key, builder.loop_start, fold):
-            if last is not None and block.what != REPEATED:
+            if last is not None and block.kind != REPEATED:
                 yield style.rail(min(last, block.depth))
             last = block.depth
             yield from builder.lines(block, style)
@@ -136,22 +134,28 @@ class _LogBuilder:
     """The calls and ops of a trace as steps, and the block of each step."""
 
     def __init__(
-        self, trace: Trace, selection: Selection, statistics: StatisticsIndex, *, inside: bool, root: bool,
+        self, index: Index, selection: Selection, statistics: StatisticsIndex, *, inside: bool, root: bool,
         part: ModelPart | None = None,
     ) -> None:  # fmt: skip
-        self._index = trace.index
+        self._index = index
         self._statistics = statistics
-        self._data = data = trace.data
+        self._data = data = index.raw
         self._phase = _FORWARD if selection.phase is None else d.PHASES.index(selection.phase)
         self._inside = inside
-        self._calls = self._call_mask(selection)
+        calls = data.calls
+        self._calls = np.zeros(0, dtype=np.bool_)
+        if len(calls):
+            self._calls = Selection(module=selection.module, depth=selection.depth).calls(index)
+            self._calls = self._calls & (calls.phase == self._phase)
         self._ops = self._op_mask(selection)
         self.chosen_ops = self._ops.copy()  #: with those that are not the model's
         if part is not None:
             self._ops &= ~part.excluded
-        self._shown = self._calls & (np.asarray(data.calls.parent >= 0) | root)
+        self._shown = self._calls & (np.asarray(calls.parent >= 0) | root)
         self._leaf = self._leaves(selection)
-        hidden = self._in_leaf()
+        # A backward op did not run inside a leaf, though it belongs to one.
+        leaf = np.append(self._leaf & (calls.phase == self._phase), False)
+        hidden = leaf[data.ops.call]  # call -1 reads the appended entry
         self._ops &= ~hidden
         self.chosen_ops &= ~hidden
         self._chains = self._index.user_chains
@@ -160,13 +164,6 @@ class _LogBuilder:
         self._blocks: dict[tuple[object, ...], list[Line]] = {}
 
     # -- masks -----------------------------------------------------------------------------------
-
-    def _call_mask(self, selection: Selection) -> Mask:
-        calls = self._data.calls
-        filters = Selection(module=selection.module, depth=selection.depth)
-        mask = filters.calls(self._index) if len(calls) else np.zeros(0, dtype=np.bool_)
-        chosen: Mask = mask & (calls.phase == self._phase)
-        return chosen
 
     def _op_mask(self, selection: Selection) -> Mask:
         """The ops that can have a block: outermost, of the selected phase, matching the filters."""
@@ -185,7 +182,7 @@ class _LogBuilder:
         return chosen
 
     def _leaves(self, selection: Selection) -> Mask:
-        """The calls that are one block: nothing inside them is shown."""
+        """The calls that are one block, without the calls and ops inside."""
         calls = self._data.calls
         leaf = np.ones(len(calls), dtype=np.bool_)
         inner = self._calls & (calls.parent >= 0)
@@ -200,15 +197,10 @@ class _LogBuilder:
             self._shown &= ~leaf
         return leaf
 
-    def _in_leaf(self) -> Mask:
-        """The ops that ran inside a leaf; a backward op did not, though it belongs to one."""
-        leaf = np.append(self._leaf & (self._data.calls.phase == self._phase), False)
-        return leaf[self._data.ops.call]  # call -1 reads the appended entry
-
     # -- steps -----------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
-        """Every block in order: a container is opened, contains what ran inside it, and is closed."""
+        """Every block in order: a container is opened, contains its calls and ops, and is closed."""
         calls = self._data.calls
         firsts, ends, parents = calls.first_op.tolist(), calls.end_op.tolist(), calls.parent.tolist()
         ops = np.flatnonzero(self._ops).tolist()
@@ -226,7 +218,12 @@ class _LogBuilder:
 
         for call in np.flatnonzero(self._shown).tolist():
             yield from ops_before(firsts[call])
-            while stack and not _contains(parents, stack[-1], call):
+            while stack:
+                outer = call
+                while outer > stack[-1]:
+                    outer = parents[outer]
+                if outer == stack[-1]:
+                    break
                 yield (CLOSE, stack.pop(), len(stack))
             yield (LEAF if self._leaf[call] else OPEN, call, len(stack))
             if not self._leaf[call]:
@@ -238,9 +235,9 @@ class _LogBuilder:
     # -- blocks ----------------------------------------------------------------------------------
 
     def block_key(self, step: Step) -> BlockKey:
-        """What the text of a step's block depends on."""
-        what, id, _ = step
-        if what == OP:
+        """The key of a step's block: its text depends on nothing else."""
+        kind, id, _ = step
+        if kind == OP:
             frame = int(self._frames[id])
             key, numbers = self._variation.op_key(id)
             call = int(self._data.ops.call[id]) if self._phase != _FORWARD else -1
@@ -253,7 +250,7 @@ class _LogBuilder:
         return BlockKey(key, numbers, int(calls.module[id]), int(calls.frame[id]))
 
     def loop_start(self, frames: Sequence[int]) -> int:
-        """Where the body of a loop begins in the source: after the largest step back in line numbers."""
+        """The beginning of a loop body in the source: after the largest step back in line numbers."""
         chains = [self._chains.of(frame) for frame in frames]
         depth = 0
         while all(len(chain) > depth + 1 for chain in chains) and len({c[depth] for c in chains}) == 1:
@@ -265,9 +262,9 @@ class _LogBuilder:
 
     def lines(self, block: FoldedBlock, style: BlockStyle) -> list[Line]:
         """The lines of a block, or of the end of a bracket."""
-        if block.what == REPEAT:
+        if block.kind == REPEAT:
             return [style.repeat(block.depth, block.times)]
-        if block.what == REPEATED:
+        if block.kind == REPEATED:
             return [style.repeated(block.depth)]
         if len(block.runs) == 1:
             return self._cached_lines(block, style)
@@ -275,30 +272,36 @@ class _LogBuilder:
 
     def _cached_lines(self, block: FoldedBlock, style: BlockStyle) -> list[Line]:
         """The lines of one call or op, cached for equal ones."""
-        what, id = block.what, block.runs[0]
-        columns = self._data.ops if what == OP else self._data.calls
+        kind, id = block.kind, block.runs[0]
+        columns: Any = self._data.ops if kind == OP else self._data.calls
         inputs = columns.inputs[columns.input_offsets[id] : columns.input_offsets[id + 1]]
         outputs = columns.outputs[columns.output_offsets[id] : columns.output_offsets[id + 1]]
-        key: tuple[object, ...] = (what, block.depth, int(columns.flags[id]))
+        key: tuple[object, ...] = (kind, block.depth, int(columns.flags[id]))
         for values in (inputs, outputs):
             shown = values if self._statistics else self._data.values.meta[values]
             key = (*key, shown.tobytes())
-        key += self._op_key(id) if what == OP else self._call_key(id)
+        if kind == OP:
+            call = int(columns.call[id]) if self._phase != _FORWARD else -1
+            forms = int(columns.form[id]), int(columns.result[id])
+            key = (*key, int(columns.name[id]), *forms, int(self._frames[id]), call)
+        else:
+            forms = int(columns.input_form[id]), int(columns.output_form[id])
+            key = (*key, int(columns.module[id]), *forms)
         lines = self._blocks.get(key)
         if lines is None:
             lines = self._blocks[key] = self._block_lines(block, style)
         return lines
 
     def _block_lines(self, block: FoldedBlock, style: BlockStyle) -> list[Line]:
-        if block.what == OP:
+        if block.kind == OP:
             return style.op(self._op_event(block))
         event = self._module_event(block)
-        return {OPEN: style.opened, CLOSE: style.closed, LEAF: style.leaf}[block.what](event)
+        return {OPEN: style.opened, CLOSE: style.closed, LEAF: style.leaf}[block.kind](event)
 
-    def _values(self, block: FoldedBlock, what: str) -> list[tuple[int, ...]]:
+    def _values(self, block: FoldedBlock, slot: str) -> list[tuple[int, ...]]:
         """The values of each "input" or "output" over all runs, in order."""
-        columns = self._data.ops if block.what == OP else self._data.calls
-        flat, offsets = getattr(columns, f"{what}s"), getattr(columns, f"{what}_offsets")
+        columns = self._data.ops if block.kind == OP else self._data.calls
+        flat, offsets = getattr(columns, f"{slot}s"), getattr(columns, f"{slot}_offsets")
         # Runs that are alike have the same number of tensors, unless the file is damaged.
         return list(
             zip(*(flat[offsets[run] : offsets[run + 1]].tolist() for run in block.runs), strict=False)
@@ -306,37 +309,28 @@ class _LogBuilder:
 
     def _metas(self, values: Sequence[tuple[int, ...]]) -> list[d.TensorMeta]:
         """The metas of values; sizes that differ between runs are ranges."""
-        return [self._meta(each) for each in values]
-
-    def _meta(self, values: tuple[int, ...]) -> d.TensorMeta:
-        ids = dict.fromkeys(self._data.values.meta[list(values)].tolist())
-        metas: list[d.TensorMeta] = [self._data.metas[meta] for meta in ids]
-        first = metas[0]
-        if len(metas) == 1:
-            return first
-        if len({len(meta.shape) for meta in metas}) > 1:  # an optimizer treats weights of any rank alike
-            rank: Any = ("…",)
-            return replace(first, shape=rank, symbols=())
-        sizes: tuple[Any, ...] = tuple(
-            column[0] if len(set(column)) == 1 else sizes_text(column)
-            for column in zip(*(meta.sizes for meta in metas), strict=True)
-        )
-        return replace(first, shape=sizes, symbols=())
+        result = []
+        for each in values:
+            metas = [
+                self._data.metas[id] for id in dict.fromkeys(self._data.values.meta[list(each)].tolist())
+            ]
+            meta = metas[0]
+            if len(metas) > 1:
+                sizes: tuple[Any, ...] = ("…",)  # an optimizer treats weights of any rank alike
+                if len({len(other.shape) for other in metas}) == 1:
+                    sizes = tuple(
+                        column[0] if len(set(column)) == 1 else sizes_text(column)
+                        for column in zip(*(other.sizes for other in metas), strict=True)
+                    )
+                meta = replace(meta, shape=sizes, symbols=())
+            result.append(meta)
+        return result
 
     def _statistics_spans(self, values: Sequence[tuple[int, ...]]) -> list[tuple[Span, ...]]:
         """The statistics of each value, over all runs."""
         if not self._statistics:
             return []
         return [each.spans if each else () for each in map(self._statistics.of, values)]
-
-    def _op_key(self, op: int) -> tuple[object, ...]:
-        ops = self._data.ops
-        call = int(ops.call[op]) if self._phase != _FORWARD else -1
-        return (int(ops.name[op]), int(ops.form[op]), int(ops.result[op]), int(self._frames[op]), call)
-
-    def _call_key(self, call: int) -> tuple[object, ...]:
-        calls = self._data.calls
-        return (int(calls.module[call]), int(calls.input_form[call]), int(calls.output_form[call]))
 
     def _op_event(self, block: FoldedBlock) -> LogOp:
         op, ops = block.runs[0], self._data.ops
@@ -381,10 +375,3 @@ def _range_text(labels: Sequence[str]) -> str:
     """
     ends = zip(labels[0].split("."), labels[-1].split("."), strict=False)
     return ".".join(first if first == last else f"{first}…{last}" for first, last in ends)
-
-
-def _contains(parents: Sequence[int], outer: int, inner: int) -> bool:
-    """Whether one call runs inside another."""
-    while inner > outer:
-        inner = parents[inner]
-    return inner == outer

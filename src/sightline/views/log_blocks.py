@@ -8,9 +8,9 @@
     ├─ Input: Tensor [10, 20, 6] @ cpu
     └─ Output: Tensor [10, 20, 3, 2] @ cpu
 
-A container is opened with its inputs, contains the blocks of what ran inside it, and is closed with its
-outputs. Where statistics were taken, those of a tensor follow it. Blocks are made from plain events, so that
-a finished trace (`views.log`) and a running model (`views.live`) print the same.
+A container is opened with its inputs, contains the blocks of the calls and ops inside it, and is closed with
+its outputs. Recorded statistics follow each tensor. Blocks are built from plain events, so that a finished
+trace (`views.log`) and a running model (`views.live`) print the same.
 """
 
 from __future__ import annotations
@@ -149,7 +149,10 @@ class BlockStyle:
 
     def op(self, event: LogOp) -> list[Line]:
         """An operation in one block."""
-        event, reversed_sides = _restore_operator(event)
+        operator = REFLECTED_OPERATORS.get(event.name.rpartition(".")[2])
+        reversed_sides = operator is not None and len(event.form.args) == 2
+        if operator is not None and reversed_sides:
+            event = replace(event, name=operator, flavour="operator")  # as in the source
         binary = event.name.removeprefix("Tensor.") in BINARY_OPERATORS and len(event.form.args) == 2
         parts = self._sides(event, reversed_sides) if binary else self._inputs(event, named=False)
         parts += self._results(event)
@@ -172,7 +175,15 @@ class BlockStyle:
         column = max((part.width for part in parts if part.statistics), default=0)
         return [
             Line(
-                (Span(f"{part.label}: ", "dim"), Span(part.text, part.style), *_after(part, column)),
+                (
+                    Span(f"{part.label}: ", "dim"),
+                    Span(part.text, part.style),
+                    *(
+                        (Span(" " * (column - part.width) + "  "), *part.statistics)
+                        if part.statistics
+                        else ()
+                    ),
+                ),
                 lead + ("└─ " if closed and i == last else "├─ "),
             )
             for i, part in enumerate(parts)
@@ -231,20 +242,7 @@ def _merge_parts(parts: list[Part]) -> list[Part]:
     return merged
 
 
-def _restore_operator(event: LogOp) -> tuple[LogOp, bool]:
-    """An operation under the operator in the source, and whether its sides are in reverse."""
-    operator = REFLECTED_OPERATORS.get(event.name.rpartition(".")[2])
-    if operator is None or len(event.form.args) != 2:
-        return event, False
-    return replace(event, name=operator, flavour="operator"), True
-
-
-def _after(part: Part, column: int) -> tuple[Span, ...]:
-    """The statistics of a tensor, aligned within their block."""
-    return (Span(" " * (column - part.width) + "  "), *part.statistics) if part.statistics else ()
-
-
-def slot_labels(what: str, form: Form, count: int) -> list[str]:
+def slot_labels(title: str, form: Form, count: int) -> list[str]:
     """The labels of the tensors of a call: ``Input``, ``Input 0``, ``Input mask``, ``Output logits``.
 
     >>> slot_labels("Input", Form((SLOT,), {"mask": SLOT}), 2)
@@ -257,17 +255,16 @@ def slot_labels(what: str, form: Form, count: int) -> list[str]:
     with_tensors = [position for position, item in enumerate(form.args) if _holds_tensor(item)]
     if len(with_tensors) == 1:  # the only argument with tensors needs no number, only the path inside it
         paths = [path.removeprefix(f"[{with_tensors[0]}]") for path in paths]
-    return [f"{what} {_label(path)}".rstrip() for path in paths]
-
-
-def _label(path: str) -> str:
-    """A key path as a label: ``[1]`` is ``1``, ``['logits']`` is ``logits``, ``.key`` is ``key``."""
-    if _POSITION.fullmatch(path):
-        return path[1:-1]
-    if path.startswith("['"):
-        key, _, rest = path[2:].partition("']")
-        return key + rest
-    return path.removeprefix(".")
+    labels = []
+    for path in paths:  # [1] is 1, ['logits'] is logits, .key is key
+        label = path.removeprefix(".")
+        if _POSITION.fullmatch(path):
+            label = path[1:-1]
+        elif path.startswith("['"):
+            key, _, rest = path[2:].partition("']")
+            label = key + rest
+        labels.append(f"{title} {label}".rstrip())
+    return labels
 
 
 def constants_text(form: Form, skip: int = 0) -> str:
@@ -345,12 +342,12 @@ def hyperparameters(extra: str) -> list[str]:
     >>> hyperparameters("3, 16, kernel_size=(3, 3), bias=True")
     ['3', '16', 'kernel_size: (3, 3)', 'bias: True']
     """
-    return [_setting(part) for part in _split(" ".join(extra.split()))]
-
-
-def _setting(part: str) -> str:
-    key, equals, value = part.partition("=")
-    return f"{key.strip()}: {value.strip()}" if equals and key.strip().isidentifier() else part
+    settings = []
+    for part in _split(" ".join(extra.split())):
+        key, equals, value = part.partition("=")
+        named = equals and key.strip().isidentifier()
+        settings.append(f"{key.strip()}: {value.strip()}" if named else part)
+    return settings
 
 
 def _split(text: str) -> Iterator[str]:

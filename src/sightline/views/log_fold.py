@@ -1,7 +1,7 @@
 """Repeated blocks of the log as one: equal layers, steps of a loop.
 
 Blocks nest, so trees are compared: a container with everything inside it. Several equal blocks become one
-`FoldedBlock` with all their runs; its text shows what differs between them.
+`FoldedBlock` with all their runs; its text shows the differences between them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ OPEN, CLOSE, LEAF, OP, REPEAT, REPEATED = range(6)
 
 #: One of the constants above, the id of the call or op, and the depth.
 Step = tuple[int, int, int]
-#: Takes frames in the order they ran, and returns the position of the one a loop over them begins with.
+#: Takes frames in the order they ran, and returns the position of the first frame of a loop over them.
 LoopStart = Callable[[Sequence[int]], int]
 _NO_NUMBERS: Final[Varying] = ((), ())
 
 
 class BlockKey(NamedTuple):
-    """What the text of a call or an op depends on."""
+    """The key of a call or an op: its text depends on nothing else."""
 
     key: Hashable  #: without its numbers
     numbers: Varying
     identity: Hashable  #: the same for two runs of one call or op in a loop
-    frame: int  #: where it was called from
+    frame: int  #: of the source line that called it
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedBlock:
     """A block with all the calls or ops it stands for, or an end of a bracket around repeated blocks."""
 
-    what: int
+    kind: int
     runs: tuple[int, ...]
     depth: int
     times: int = 1  #: how often it ran, where that is shown
@@ -44,7 +44,7 @@ class FoldedBlock:
 class _Tree:
     """A block with those inside it."""
 
-    what: int
+    kind: int
     id: int
     depth: int
     children: list[_Tree] = field(default_factory=list)
@@ -57,39 +57,15 @@ class _Tree:
 def fold_blocks(
     steps: Sequence[Step], key_of: Callable[[Step], BlockKey], loop_start: LoopStart, fold: bool
 ) -> Iterator[FoldedBlock]:
-    """The blocks of some steps in order; with ``fold`` repeated ones only once."""
+    """The blocks of some steps in order; with ``fold`` repeated ones only once.
+
+    Without recursion: a model may be deeper than Python's stack.
+    """
     if not fold:
-        return (FoldedBlock(what, (id,), depth) for what, id, depth in steps)
-    return _blocks(_trees(steps, key_of), loop_start)
-
-
-def _trees(steps: Iterable[Step], key_of: Callable[[Step], BlockKey]) -> list[_Tree]:
-    """The trees of blocks, each with its key."""
-    top: list[_Tree] = []
-    open_: list[_Tree] = []
-    keys: dict[Hashable, int] = {}
-    for what, id, depth in steps:
-        if what == CLOSE:
-            tree = open_.pop()
-        else:
-            tree = _Tree(what, id, depth)
-            (open_[-1].children if open_ else top).append(tree)
-            if what == OPEN:
-                open_.append(tree)
-                continue
-        own, numbers, tree.identity, tree.frame = key_of((tree.what, tree.id, tree.depth))
-        children = tree.children
-        tree.key = keys.setdefault((tree.what, own, tuple(child.key for child in children)), len(keys))
-        whole = [*numbers[0], *(number for child in children for number in child.numbers[0])]
-        other = [*numbers[1], *(number for child in children for number in child.numbers[1])]
-        tree.numbers = tuple(whole), tuple(other)
-    return top
-
-
-def _blocks(top: Sequence[_Tree], loop_start: LoopStart) -> Iterator[FoldedBlock]:
-    """The trees as blocks, without recursion: a model may be deeper than Python's stack."""
+        yield from (FoldedBlock(kind, (id,), depth) for kind, id, depth in steps)
+        return
     stack: list[tuple[list[_Tree], int, int] | FoldedBlock] = []
-    stack += reversed(_fold_siblings([[tree] for tree in top], 0, loop_start))
+    stack += reversed(_fold_siblings([[tree] for tree in _trees(steps, key_of)], 0, loop_start))
     while stack:
         item = stack.pop()
         if isinstance(item, FoldedBlock):
@@ -98,11 +74,34 @@ def _blocks(top: Sequence[_Tree], loop_start: LoopStart) -> Iterator[FoldedBlock
         trees, times, deeper = item
         first, ids = trees[0], tuple(tree.id for tree in trees)
         depth = first.depth + deeper
-        yield FoldedBlock(first.what, ids, depth, times)
-        if first.what == OPEN:
+        yield FoldedBlock(first.kind, ids, depth, times)
+        if first.kind == OPEN:
             stack.append(FoldedBlock(CLOSE, ids, depth))
             children = [list(group) for group in zip(*(tree.children for tree in trees), strict=True)]
             stack += reversed(_fold_siblings(children, deeper, loop_start))
+
+
+def _trees(steps: Iterable[Step], key_of: Callable[[Step], BlockKey]) -> list[_Tree]:
+    """The trees of blocks, each with its key."""
+    top: list[_Tree] = []
+    open_: list[_Tree] = []
+    keys: dict[Hashable, int] = {}
+    for kind, id, depth in steps:
+        if kind == CLOSE:
+            tree = open_.pop()
+        else:
+            tree = _Tree(kind, id, depth)
+            (open_[-1].children if open_ else top).append(tree)
+            if kind == OPEN:
+                open_.append(tree)
+                continue
+        own, numbers, tree.identity, tree.frame = key_of((tree.kind, tree.id, tree.depth))
+        children = tree.children
+        tree.key = keys.setdefault((tree.kind, own, tuple(child.key for child in children)), len(keys))
+        whole = [*numbers[0], *(number for child in children for number in child.numbers[0])]
+        other = [*numbers[1], *(number for child in children for number in child.numbers[1])]
+        tree.numbers = tuple(whole), tuple(other)
+    return top
 
 
 def _fold_siblings(

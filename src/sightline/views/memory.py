@@ -1,26 +1,36 @@
-"""``t.memory()``: the peak of a run's memory, what is held then, and the curve over time."""
+"""``t.memory()``: the peak of a run's memory, the tensors that hold it, and the curve over time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.memory import MemoryUsage, PeakTensor, Share, usage_of
+from sightline.analysis.memory import MemoryUsage, Share, usage_of
 from sightline.analysis.op_text import api_call_of, backward_suffix, short_name, with_location
+from sightline.data.index import Index
 from sightline.data.trace_data import I64, PHASES
 from sightline.data.user_frames import user_frame
 from sightline.errors import NothingMatched
 from sightline.hints import Hint
 from sightline.notation import bytes_text, time_text
-from sightline.views.rendering import WIDTH, Block, Cell, Column, Line, Span, View, fact_lines, grid, line
+from sightline.views.rendering import (
+    MARGIN,
+    WIDTH,
+    Block,
+    Cell,
+    Column,
+    Line,
+    Span,
+    View,
+    fact_line,
+    fact_lines,
+    grid,
+    line,
+)
 from sightline.views.table_layout import fit_blocks
 
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
-_MARGIN: Final = 11
 _HEIGHT: Final = 6  #: lines of the plot
 _LEVELS: Final = " ▁▂▃▄▅▆▇█"
 _BAR: Final = 16
@@ -30,37 +40,38 @@ _Row = list[str | Cell | tuple[str, str]]
 
 
 def memory(
-    trace: Trace, module: str | None = None, phase: str | None = None, depth: int | None = None
+    index: Index, module: str | None = None, phase: str | None = None, depth: int | None = None
 ) -> View:
     """The memory of a run; ``module`` and ``phase`` select, ``depth`` limits the names of modules."""
-    usages = usage_of(trace.index, module, phase, depth)
+    usages = usage_of(index, module, phase, depth)
     if not usages or not any(usage.peak.nbytes for usage in usages):
         if module is not None:
             raise NothingMatched(f"{Hint.option('module', module)} holds no memory in this trace.")
         return View((line(("memory  ", "dim"), "no tensor was recorded that holds memory"),))
-    first, *others = usages
-    info = trace.data.info
+    first = usages[0]
+    info = index.raw.info
 
     def fit(room: int) -> list[Block]:
         room = min(room, WIDTH)
-        blocks: list[Block] = [_head(first, module), *_others(others), line(), *_plot(first, room)]
-        blocks += [line(), _kinds(first)]
+        blocks: list[Block] = [*_head(usages, module), line(), *_plot(first, room), line(), _kinds(first)]
         for title, shares in (("module", first.by_module(depth)), ("line", first.by_line())):
             blocks += [line(), _table(title, shares, first.peak.nbytes)]
-        blocks += [line(), _tensors(first)]
-        notes = [*_allocator_notes(usages, info), *_notes(first, info)]
-        lines = (each for title, parts in notes for each in fact_lines(title, parts, _MARGIN, room))
-        return [*blocks, line(), *lines]
+        blocks += [line(), _tensors(first), line()]
+        for title, parts in _notes(usages, info):
+            blocks += fact_lines(title, parts, MARGIN, room)
+        return blocks
 
     return View(tuple(fit_blocks(fit(WIDTH), WIDTH)), fit=fit)
 
 
-def _head(usage: MemoryUsage, module: str | None) -> Line:
+def _head(usages: Sequence[MemoryUsage], module: str | None) -> Iterator[Line]:
+    """The peak of the first device, with the op that ran then; a line for each other device."""
+    usage, *others = usages
     peak, op = usage.peak, usage.peak_op
-    where = "" if usage.device == "cpu" else f" on {usage.device}"
+    device = "" if usage.device == "cpu" else f" on {usage.device}"
     of = f" of {module!r}" if module is not None else ""
     parts: list[str | Span | tuple[str, str]] = [
-        ("memory     ", "dim"), (f"peak {bytes_text(peak.nbytes)}", "title"), f"{of}{where}",
+        (f"peak {bytes_text(peak.nbytes)}", "title"), f"{of}{device}",
         (f"  at {time_text(peak.moment)} of {time_text(usage.held.over)}", "dim"),
     ]  # fmt: skip
     if op is None:
@@ -69,28 +80,25 @@ def _head(usage: MemoryUsage, module: str | None) -> Line:
         call = api_call_of(op)
         name = short_name(call) + backward_suffix(call)
         parts += [f" · in {op.phase}, ", (with_location(name, call), "op")]
-    return line(*parts, hang=_MARGIN)
-
-
-def _others(usages: Sequence[MemoryUsage]) -> Iterator[Line]:
-    for usage in usages:
-        if usage.peak.nbytes:
-            at = time_text(usage.peak.moment)
-            yield line(
-                (f"{'':<{_MARGIN}}on {usage.device}: peak {bytes_text(usage.peak.nbytes)} at {at}", "dim")
+    yield fact_line("memory", *parts)
+    for other in others:
+        if other.peak.nbytes:
+            text = (
+                f"on {other.device}: peak {bytes_text(other.peak.nbytes)} at {time_text(other.peak.moment)}"
             )
+            yield line((f"{'':<{MARGIN}}{text}", "dim"))
 
 
 def _plot(usage: MemoryUsage, room: int) -> Iterator[Line]:
-    columns = max(room - _MARGIN - 2, 10)
+    columns = max(room - MARGIN - 2, 10)
     maxima, duration = usage.curve(columns)
     top = max(int(maxima.max(initial=0)), 1)
     heights = np.ceil(maxima * (_HEIGHT * 8) / top).astype(np.int64)
     for row in reversed(range(_HEIGHT)):
         label = bytes_text(top * (row + 1) / _HEIGHT) if row in (_HEIGHT - 1, _HEIGHT // 2 - 1) else ""
         cells = "".join(_LEVELS[min(max(height - 8 * row, 0), 8)] for height in heights.tolist())
-        yield line((f"{label:>{_MARGIN - 1}} │", "dim"), (cells.rstrip(), "number"))
-    yield line((f"{'0':>{_MARGIN - 1}} └{_phases(usage, columns, duration)}", "dim"))
+        yield line((f"{label:>{MARGIN - 1}} │", "dim"), (cells.rstrip(), "number"))
+    yield line((f"{'0':>{MARGIN - 1}} └{_phases(usage, columns, duration)}", "dim"))
 
 
 def _phases(usage: MemoryUsage, columns: int, duration: int) -> str:
@@ -143,36 +151,31 @@ def _table(title: str, shares: list[Share], whole: int) -> Block:
 
 
 def _tensors(usage: MemoryUsage) -> Block:
+    """The largest tensors at the peak, with the op that produced them and the reason they are kept."""
     rows: list[_Row] = []
     for tensor in usage.largest(_LARGEST):
-        shape = str(tensor.value) if tensor.value is not None else "evicted"
-        rows.append([bytes_text(tensor.nbytes), (shape, "shape"), *_producer(tensor), (_why(tensor), "dim")])
+        value = tensor.value
+        op = None if value is None else value.producer
+        name, module, position = tensor.name or ("" if value is None else value.kind), "", ""
+        if op is not None and (not tensor.name or tensor.use == "other"):
+            call, frame = api_call_of(op), user_frame(op)
+            name = short_name(call) + backward_suffix(call)
+            module = "" if call.module is None else call.module.label
+            position = "" if frame is None else frame.position
+        kept = tensor.why if tensor.for_op is None else f"{tensor.why} {short_name(tensor.for_op)}"
+        if tensor.use in ("parameters", "buffers", "gradients", "optimizer state"):
+            kept = tensor.use.removesuffix("s")
+        shape = "evicted" if value is None else str(value)
+        rows.append([bytes_text(tensor.nbytes), (shape, "shape"), (name, "op"), (module, "module"),
+                     (position, "dim"), (kept, "dim")])  # fmt: skip
     columns = [Column("largest", right=True), Column("tensor", least=12), Column("made by", least=16),
                Column("module", least=10, end=True), Column("line", least=16, end=True),
                Column("kept", least=16)]  # fmt: skip
     return grid(columns, rows)
 
 
-def _producer(tensor: PeakTensor) -> tuple[tuple[str, str], ...]:
-    """The op, module and line that produced a tensor; for one without an op, its name or kind."""
-    op = None if tensor.value is None else tensor.value.producer
-    if op is None or (tensor.name and tensor.use != "other"):
-        kind = "" if tensor.value is None else tensor.value.kind
-        return (tensor.name or kind, "op"), ("", ""), ("", "")
-    call, frame = api_call_of(op), user_frame(op)
-    module = "" if call.module is None else call.module.label
-    position = "" if frame is None else frame.position
-    return (short_name(call) + backward_suffix(call), "op"), (module, "module"), (position, "dim")
-
-
-def _why(tensor: PeakTensor) -> str:
-    if tensor.use in ("parameters", "buffers", "gradients", "optimizer state"):
-        return tensor.use.removesuffix("s")
-    return tensor.why if tensor.for_op is None else f"{tensor.why} {short_name(tensor.for_op)}"
-
-
-def _allocator_notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """The figures of the devices' allocators for the same run."""
+def _notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """The figures of the devices' allocators for the same run, and the limits of the view."""
     allocators = info.get("allocator")
     known = {usage.device: usage for usage in usages}
     for device, numbers in sorted(allocators.items()) if isinstance(allocators, dict) else ():
@@ -192,14 +195,11 @@ def _allocator_notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Ite
         else:
             parts.append(f"most {bytes_text(most)}, before the block")
         yield "allocator", parts
-
-
-def _notes(usage: MemoryUsage, info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    if not usage.exact:
+    if not usages[0].exact:
         yield "note", ["this recording does not say when storages were freed: each counts until its last use"]
     if info.get("ops") == "none":
-        yield "note", ['with ops="none" only what modules were given and returned is seen']
+        yield "note", ['with ops="none" only inputs and outputs of modules are seen']
     if info.get("last"):
-        yield "note", [f"of what was freed before the last {info['last']:,} ops nothing is known"]
-    counted = ["storages of recorded tensors, until torch frees them" if usage.exact else "storages"]
-    yield "counted", [*counted, "not what an op takes for itself while it runs (workspaces)"]
+        yield "note", [f"memory freed before the last {info['last']:,} ops is unknown"]
+    counted = ["storages of recorded tensors, until torch frees them" if usages[0].exact else "storages"]
+    yield "counted", [*counted, "without the workspaces of ops"]

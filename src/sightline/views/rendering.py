@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Columns of a view as text; on a terminal it has the terminal's width, where that is less.
 WIDTH: Final = 100
+#: Columns for the title of a fact.
+MARGIN: Final = 11
 #: The meaning of a span, and how it looks in the terminal (rich) and in HTML (CSS).
 STYLES: Final = {
     "": ("", ""),
@@ -59,7 +61,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: spans after a prefix that shows its depth."""
+    """One line: spans after a prefix for its depth."""
 
     spans: tuple[Span, ...] = ()
     prefix: str = ""
@@ -115,6 +117,15 @@ def comment_lines(notes: Iterable[str]) -> list[Line]:
     return [line((f"# {note}", "dim")) for note in notes if note]
 
 
+def fact_line(title: str, *parts: str | Span | tuple[str, str], margin: int = MARGIN) -> Line:
+    """A fact as a line of prose: its title, and its text from column ``margin`` on.
+
+    >>> fact_line("verdict", "the same").text
+    'verdict    the same'
+    """
+    return line((f"{title:<{margin}}", "dim"), *parts, hang=margin)
+
+
 def fact_lines(title: str, parts: Sequence[str], margin: int, room: int) -> list[Line]:
     """A fact about a view in as many dim lines as it needs; none without parts.
 
@@ -167,8 +178,8 @@ def cell_width(cell: Cell) -> int:
 class View:
     """A finished view: ``str(v)`` is plain text, ``v.print()`` goes to the terminal.
 
-    The text has only what standard output can write, so that ``print(v)`` never fails. It is 100 columns
-    wide, so that it is the same everywhere; on a terminal it has the terminal's width. ``fit`` makes the
+    The text has only characters that standard output can write, so that ``print(v)`` never fails. It is 100
+    columns wide, so that it is the same everywhere; on a terminal it has the width of that. ``fit`` makes the
     blocks for a width, where wrapping lines and cutting cells is not enough.
 
     >>> print(View((line("hello"),)))
@@ -179,7 +190,7 @@ class View:
     fit: Callable[[int], Iterable[Block]] | None = field(
         default=None, repr=False, compare=False, kw_only=True
     )
-    #: Whether it keeps its width, whatever the terminal has.
+    #: Whether it keeps its width on every terminal.
     fixed: bool = field(default=False, repr=False, compare=False, kw_only=True)
 
     def within(self, room: int | None) -> Iterable[Block]:
@@ -209,10 +220,14 @@ class View:
             printer.write(block)
 
     def _repr_html_(self) -> str:
-        body = "".join(
-            _html_lines(blocks) if lines else "".join(map(_html_table, blocks))
-            for lines, blocks in groupby(_html_blocks(self.blocks), lambda block: isinstance(block, Line))
-        )
+        body = ""
+        for prose, group in groupby(_html_blocks(self.blocks), lambda block: isinstance(block, Line)):
+            blocks: list[Any] = list(group)
+            if prose:  # HTML ignores the newline after the tag
+                rows = (_html_spans((Span(each.prefix, "dim"), *each.spans)) for each in blocks)
+                body += "\n".join([_PRE, *rows]) + "</pre>"
+            else:
+                body += "".join(map(_html_table, blocks))
         return (
             '<div class="sightline" style="font-family:ui-monospace,Menlo,Consolas,monospace;'
             f'font-size:12px;line-height:1.45;overflow-x:auto">{body}</div>'
@@ -329,7 +344,15 @@ def _parts(block: Block) -> list[tuple[Span, ...]]:
     rows = [head, *block.rows, *([block.footer] if block.footer else [])]
     widths = column_widths(block)
     rule = (Span("─" * (sum(widths) + 2 * (len(widths) - 1)), "dim"),)
-    lines = [_pad_row(block.columns, widths, row) for row in rows]
+    lines: list[tuple[Span, ...]] = []
+    for row in rows:
+        parts: list[Span] = []
+        for at, (column, size) in enumerate(zip(block.columns, widths, strict=True)):
+            cell = row[at] if at < len(row) else Span("")
+            pad = Span(" " * (size - cell_width(cell)))
+            parts += [pad, *_spans(cell)] if column.right else [*_spans(cell), pad]
+            parts += [Span("  ")] * (at < len(widths) - 1)
+        lines.append(tuple(parts))
     lines.insert(1, rule)
     if block.footer:
         lines.insert(len(lines) - 1, rule)
@@ -345,24 +368,13 @@ def column_widths(table: Grid) -> list[int]:
     ]
 
 
-def _pad_row(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> tuple[Span, ...]:
-    parts: list[Span] = []
-    for index, (column, size) in enumerate(zip(columns, widths, strict=True)):
-        cell = row[index] if index < len(row) else Span("")
-        pad = Span(" " * (size - cell_width(cell)))
-        parts += [pad, *_spans(cell)] if column.right else [*_spans(cell), pad]
-        if index < len(widths) - 1:
-            parts.append(Span("  "))
-    return tuple(parts)
-
-
 #: Limits of a page, in lines and rows and in characters: with more, a notebook is slow or does not open.
 _HTML_LINES: Final = 4000
 _HTML_CHARACTERS: Final = 1 << 20
 
 
 def _html_blocks(blocks: Sequence[Block]) -> Iterator[Block]:
-    """The blocks a page shows: all, or the first and a line that says how much is left out."""
+    """The blocks a page shows: all, or the first ones and a line with the number of the others."""
     lines = characters = 0
     for at, block in enumerate(blocks):
         room = _HTML_LINES - lines if characters <= _HTML_CHARACTERS else 0
@@ -386,11 +398,6 @@ def _rows(block: Block) -> int:
 
 #: If a page's styles are stripped, the tag still keeps the indentation.
 _PRE: Final = '<pre style="margin:0;padding:0;border:0;background:none;font:inherit;color:inherit">'
-
-
-def _html_lines(lines: Iterable[Any]) -> str:
-    rows = (_html_spans((Span(each.prefix, "dim"), *each.spans)) for each in lines)
-    return "\n".join([_PRE, *rows]) + "</pre>"  # HTML ignores the newline after the tag
 
 
 def _html_table(block: Any) -> str:

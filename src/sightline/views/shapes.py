@@ -18,7 +18,7 @@ from sightline.notation import dtype_name, size_text
 from sightline.views.rendering import cut, width
 
 ARROW: Final = " → "
-#: In full; without what the output repeats; only what the output changes; only the output.
+#: In full; without the parts that the output repeats; only its changes; only the output.
 FULL, SHORT, SHORTEST, RESULT = range(4)
 #: The pattern of each short form, and its meaning.
 _KEY: Final = (
@@ -28,7 +28,7 @@ _KEY: Final = (
     (re.compile(r"\d…\d"), "N…M: from call to call"),
     (re.compile(r"→ same"), "same: as the input"),
     (re.compile(r"\[…, "), "[…, N]: leading sizes as in the input"),
-    (re.compile(r"^→ "), "→ alone: what came out"),
+    (re.compile(r"^→ "), "→ alone: the output"),
 )
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -40,7 +40,7 @@ class Item:
     label: str
     dtype: str
     sizes: tuple[str, ...]
-    suffix: str  #: layout and device, where they are worth saying
+    suffix: str  #: layout and device, if they are unusual
     count: int = 1
 
     def text(self, *, dtype: bool = True, label: bool = True, skip: int = 0) -> str:
@@ -166,28 +166,23 @@ class Exchanges:
     def _items(self, form: int, metas: Sequence[int]) -> tuple[Item, ...]:
         if form not in self._labels:
             paths = self._data.forms[form].slots() if form >= 0 else []
-            self._labels[form] = [_label(path) for path in paths]
+            # The keyword, field or key that leads to each tensor.
+            matches = [_NAME.search(path) for path in paths]
+            self._labels[form] = [match[0] if match else "" for match in matches]
         labels = self._labels[form]
         items: list[Item] = []
         for position, meta in enumerate(metas):
-            item = self._item(labels[position] if position < len(labels) else "", self._data.metas[meta])
+            tensor: TensorMeta = self._data.metas[meta]
+            layout = tensor.layout.removeprefix("torch.")
+            suffix = "" if layout == "strided" else f" {layout}"
+            suffix += "" if self._one_device or tensor.device == "cpu" else f"@{tensor.device}"
+            label = labels[position] if position < len(labels) else ""
+            item = Item(label, dtype_name(tensor.dtype), tuple(map(size_text, tensor.sizes)), suffix)
             if items and replace(items[-1], count=1) == item:
                 items[-1] = replace(items[-1], count=items[-1].count + 1)
             else:
                 items.append(item)
         return tuple(items)
-
-    def _item(self, label: str, meta: TensorMeta) -> Item:
-        layout = meta.layout.removeprefix("torch.")
-        layout = "" if layout == "strided" else f" {layout}"
-        device = "" if self._one_device or meta.device == "cpu" else f"@{meta.device}"
-        return Item(label, dtype_name(meta.dtype), tuple(map(size_text, meta.sizes)), layout + device)
-
-
-def _label(path: str) -> str:
-    """The name of a tensor: the keyword, field or key that leads to it."""
-    match = _NAME.search(path)
-    return match[0] if match else ""
 
 
 def _merge(kinds: list[tuple[tuple[Item, ...], tuple[Item, ...]]]) -> Exchange:

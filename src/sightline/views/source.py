@@ -1,4 +1,4 @@
-"""``t.source()``: the user's own files, with what ran on each line, loops and calls taken together.
+"""``t.source()``: the user's own files, with the ops that ran on each line, loops and calls taken together.
 
 Only functions that ran are shown. Below a line stand its ops and the shapes of their results, at its right
 how often it ran and its *op time*: the time of the ops that ran on it or in functions it called, without the
@@ -15,12 +15,13 @@ import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sightline.analysis.line_costs import LineRecord, Lines, LineTally, tally_lines
 from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
 from sightline.data.file_owners import installed_file
+from sightline.data.index import Index
 from sightline.data.not_recorded import other_threads
 from sightline.data.source_files import syntax_tree
 from sightline.data.trace_data import PHASES, TraceData
@@ -34,9 +35,6 @@ from sightline.views.rendering import width as text_width
 from sightline.views.source_chain import PHASE_MARKS
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
 
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
 _CALLS: Final = 7  # columns for how often a line ran
 _TIME: Final = 11  # columns for its time
 _WIDTHS: Final = {"op time": _TIME, "host time": _TIME, "device time": 13}  # by title
@@ -46,29 +44,28 @@ _CONTEXT: Final = 4  # lines kept at both ends of a long part where nothing ran
 _MAX_OPS, _MAX_SHAPES = 16, 12  # listed on one line
 
 
-def source(trace: Trace, *, file: str | None = None, level: str | None = None, module: str | None = None,
+def source(index: Index, *, file: str | None = None, level: str | None = None, module: str | None = None,
            op: str | None = None, phase: str | None = None, depth: int | None = None, tail: int | None = None,
            width: int = 100, stats: bool | None = None) -> View:  # fmt: skip
     """The user's files, annotated line by line; see `Trace.source` for the options."""
     if type(width) is not int or width < 40:
         raise UsageError(f"width={argument_text(width)} must be a whole number from 40 up.")
-    index = trace.index
     statistics_index = StatisticsIndex(index.raw, stats)
     mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, level))
     files = _selected_files(index.raw, file)
     times = {"op time": index.raw.ops.duration}
     if index.device_durations is not None:
         times = {"host time": index.raw.ops.duration, "device time": index.device_durations}
-    every = {
+    by_title = {
         title: tally_lines(index, mask, lambda path: path not in files, time) for title, time in times.items()
     }
-    elsewhere = [*_elsewhere(every, named=file is not None), *comment_lines([other_threads(index.raw)])]
+    elsewhere = [*_elsewhere(by_title, named=file is not None), *comment_lines([other_threads(index.raw)])]
 
     def fit(room: int) -> list[Line]:
         blocks: list[Line] = []
-        titles = list(every) if min(room, width) >= _MIN_WIDTH_FOR_BOTH else list(every)[-1:]
-        for path in every[titles[0]].files:
-            records = {title: every[title].files[path] for title in titles}
+        titles = list(by_title) if min(room, width) >= _MIN_WIDTH_FOR_BOTH else list(by_title)[-1:]
+        for path in by_title[titles[0]].files:
+            records = {title: by_title[title].files[path] for title in titles}
             blocks += [*_file_lines(index.raw, path, records, statistics_index, min(room, width)), Line()]
         blocks += elsewhere
         return blocks[:-1] if blocks and not blocks[-1].spans else blocks
@@ -96,13 +93,13 @@ def _selected_files(data: TraceData, pattern: str | None) -> set[str]:
     return files
 
 
-def _elsewhere(every: Mapping[str, Lines], *, named: bool) -> list[Line]:
-    lines = next(iter(every.values()))
+def _elsewhere(by_title: Mapping[str, Lines], *, named: bool) -> list[Line]:
+    lines = next(iter(by_title.values()))
     if not lines.elsewhere:
         return [] if lines.files else [line(("(no ops were recorded)", "dim"))]
     count = f"{lines.elsewhere} op{'s' if lines.elsewhere > 1 else ''}"
     where = "outside these files" if named else "under no line of your own files"
-    times = [(title, time_text(each.elsewhere_time)) for title, each in every.items()]
+    times = [(title, time_text(each.elsewhere_time)) for title, each in by_title.items()]
     text = times[0][1] if len(times) == 1 else ", ".join(f"{title} {time}" for title, time in times)
     return [line((f"{count} ran {where}, {text}.", "dim"))]
 
@@ -110,13 +107,13 @@ def _elsewhere(every: Mapping[str, Lines], *, named: bool) -> list[Line]:
 def _file_lines(
     data: TraceData,
     path: str,
-    every: Mapping[str, dict[int, LineRecord]],
+    by_title: Mapping[str, dict[int, LineRecord]],
     statistics_index: StatisticsIndex,
     width: int,
 ) -> Iterator[Line]:
-    """One file: its header, then the functions that ran; ``every`` has the lines by title of their time."""
-    records = next(iter(every.values()))
-    yield _header(path, every, width)
+    """One file: its header, then the functions that ran; ``by_title`` has its lines by title of time."""
+    records = next(iter(by_title.values()))
+    yield _header(path, by_title, width)
     for text in textwrap.wrap(_source_warning(data, path), width - 2):
         yield line((f"  {text}", "warn"))
     texts = [text.rstrip("\n") for text in data.source_lines.lines(path)]
@@ -127,14 +124,14 @@ def _file_lines(
             yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
         last = number
         text = texts[number - 1] if 0 < number <= len(texts) else ""
-        line_records = {title: each[number] for title, each in every.items()} if number in records else {}
+        line_records = {title: each[number] for title, each in by_title.items()} if number in records else {}
         yield from _annotate(number, text, line_records, statistics_index, digits, width)
     if last < len(texts):
         yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
 
 
-def _header(path: str, every: Mapping[str, dict[int, LineRecord]], width: int) -> Line:
-    title, records = list(every.items())[-1]
+def _header(path: str, by_title: Mapping[str, dict[int, LineRecord]], width: int) -> Line:
+    title, records = list(by_title.items())[-1]
     with_ops = sum(bool(record.phases) for record in records.values())
     totals = dict.fromkeys(PHASES, 0)
     for record in records.values():
@@ -144,9 +141,9 @@ def _header(path: str, every: Mapping[str, dict[int, LineRecord]], width: int) -
     about = f"{with_ops} line{'s' if with_ops != 1 else ''} with ops"
     about += f": {'device ' if title == 'device time' else ''}{', '.join(times)}" if times else ""
     name = cut_end(short_path(path), width // 2)
-    titles = f"{'runs':>{_CALLS}}" + _in_columns({title: title for title in every})
+    titles = f"{'runs':>{_CALLS}}" + _in_columns({title: title for title in by_title})
     room = width - text_width(name) - 2
-    if "op time" not in every:  # two times need their titles
+    if "op time" not in by_title:  # two times need their titles
         room -= len(titles) + 1
     about = cut(about, room) if room > 0 else ""
     gap = width - text_width(name) - 2 - len(about) - len(titles)
@@ -168,14 +165,14 @@ def _source_warning(data: TraceData, path: str) -> str:
         return (
             "The source is not at hand: no such file, or its text was not saved. Only line numbers are shown."
         )
-    if sources.texts is not None:  # the saved text is what ran, whatever is on this machine
+    if sources.texts is not None:  # saved with the recording: the text that ran
         return "" if path in sources.whole else "Only the lines that ran were saved of this file."
-    if recorded is None:  # not a file: a cell of a notebook
+    if recorded is None:  # no file: a cell of a notebook
         return ""
     try:
         now = os.stat(path)
     except OSError:
-        return "This file is missing now; what is shown is what Python still remembers of it."
+        return "This file is missing now; the text shown is the one that Python still has in memory."
     if (now.st_mtime_ns, now.st_size) != (recorded.mtime_ns, recorded.size):
         return "This file changed since the recording: its lines may not be the ones that ran."
     return ""
@@ -184,17 +181,17 @@ def _source_warning(data: TraceData, path: str) -> str:
 def _annotate(
     number: int,
     text: str,
-    every: Mapping[str, LineRecord],
+    by_title: Mapping[str, LineRecord],
     statistics_index: StatisticsIndex,
     digits: int,
     width: int,
 ) -> Iterator[Line]:
-    """A source line, and below it what ran there."""
+    """A source line, and below it the ops that ran there."""
     gutter = Span(f"{number:>{digits}} │ ", "dim")
-    if not every:
+    if not by_title:
         yield Line((gutter, Span(cut(text, width - digits - 3 - _CALLS - _TIME), "code")))
         return
-    record, totals = next(iter(every.values())), {title: each.time for title, each in every.items()}
+    record, totals = next(iter(by_title.values())), {title: each.time for title, each in by_title.items()}
     times = _in_columns({title: time_text(time) if time else "" for title, time in totals.items()})
     room = width - digits - 3 - _CALLS - len(times)
     shown = cut(text, room)
@@ -206,7 +203,7 @@ def _annotate(
     below = Span(" " * digits + " │ " + " " * min(indent, width // 8), "dim")
     for phase in PHASES:
         if phase in record.phases:
-            tallies = {title: each.phases[phase] for title, each in every.items()}
+            tallies = {title: each.phases[phase] for title, each in by_title.items()}
             statistics = statistics_index.of_results(record.phases[phase].values)
             whole = all(not each.elsewhere and each.time == totals[title] for title, each in tallies.items())
             yield from _ops_lines(below, tallies, statistics, phase, width, timed=not whole)
@@ -214,7 +211,7 @@ def _annotate(
 
 def _ops_lines(
     gutter: Span,
-    every: Mapping[str, LineTally],
+    by_title: Mapping[str, LineTally],
     statistics: ValueStatistics | None,
     phase: str,
     width: int,
@@ -223,16 +220,20 @@ def _ops_lines(
 ) -> Iterator[Line]:
     """``# t ×2, mm ×2 -> f32[4, 12], f32[8, 12]``, with its time where that is only a part of the line's."""
     head = f"# {PHASE_MARKS.get(phase, '')}"
-    tally = next(iter(every.values()))
-    times = _in_columns({title: time_text(each.time) for title, each in every.items()})
+    tally = next(iter(by_title.values()))
+    times = _in_columns({title: time_text(each.time) for title, each in by_title.items()})
     room = width - text_width(gutter.text) - len(_CONTINUATION) - len(times)
     names = [name if count == 1 else f"{name} ×{count}" for name, count in tally.ops.items()]
     words = [Span(word, "op") for word in _list_words(names, _MAX_OPS, room)]
     if tally.shapes:
         shapes = _list_words([*tally.shapes], _MAX_SHAPES, room - len("-> "))
         words += [Span("-> " + shapes[0], "shape"), *(Span(word, "shape") for word in shapes[1:])]
-    if statistics is not None:
-        words = _with_statistics(words, statistics)
+    if statistics is not None:  # after a semicolon the range of the results, and the non-finite elements
+        facts = [Span(statistics.range)] if statistics.range else []
+        facts += [span for span in statistics.wrong if span.style]
+        if facts:
+            words[-1] = Span(words[-1].text + ";", words[-1].style)
+            words += [*(Span(fact.text + ",", fact.style) for fact in facts[:-1]), facts[-1]]
     if tally.raised:
         words.append(Span(f"!! raised{f' ×{tally.raised}' if tally.raised > 1 else ''}", "error"))
     for number, row in enumerate(_rows(words, room)):
@@ -241,17 +242,6 @@ def _ops_lines(
             used = sum(text_width(span.text) for span in parts)
             parts.append(Span(f"{times:>{width - used}}", "dim"))
         yield Line(tuple(parts))
-
-
-def _with_statistics(words: list[Span], statistics: ValueStatistics) -> list[Span]:
-    """The words of a row, and after a semicolon the range of the results and how many are not finite."""
-    wrong = [span for span in statistics.wrong if span.style]
-    parts = [*([Span(statistics.range)] if statistics.range else []), *wrong]
-    if not parts:
-        return words
-    last = words[-1]
-    parts = [Span(word.text + ",", word.style) for word in parts[:-1]] + parts[-1:]
-    return [*words[:-1], Span(last.text + ";", last.style), *parts]
 
 
 def _list_words(items: Sequence[str], most: int, room: int) -> list[str]:
@@ -290,14 +280,9 @@ def shown_lines(texts: Sequence[str], ran: Iterable[int]) -> list[int]:
         return sorted({near for at in ran for near in (at - 1, at, at + 1) if 0 < near <= len(texts)} | ran)
     shown = set(ran)
     _add_functions(tree, ran, shown)
-    return _shorten_gaps(sorted(at for at in shown if at > 0), ran)
-
-
-def _shorten_gaps(numbers: Sequence[int], ran: set[int]) -> list[int]:
-    """The lines without the middle of long parts where nothing ran."""
-    kept: list[int] = []
+    kept: list[int] = []  # without the middle of long parts where nothing ran
     quiet: list[int] = []
-    for number in [*numbers, -1]:
+    for number in [*sorted(at for at in shown if at > 0), -1]:
         if number > 0 and number not in ran:
             quiet.append(number)
             continue
@@ -326,18 +311,12 @@ def _add_functions(node: ast.AST, ran: set[int], shown: set[int]) -> bool:
         else:
             first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
             shown.update(range(first, body.stop))
-            shown.difference_update(_docstring(child))
+            head = child.body[0]
+            if (
+                isinstance(head, ast.Expr)
+                and isinstance(head.value, ast.Constant)
+                and isinstance(head.value.value, str)
+            ):
+                shown.difference_update(range(head.lineno + 1, (head.end_lineno or head.lineno) + 1))
         _add_functions(child, ran, shown)
     return any_ran
-
-
-def _docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> range:
-    """The lines of a docstring except its first."""
-    first = node.body[0]
-    if (
-        isinstance(first, ast.Expr)
-        and isinstance(first.value, ast.Constant)
-        and isinstance(first.value.value, str)
-    ):
-        return range(first.lineno + 1, (first.end_lineno or first.lineno) + 1)
-    return range(0)

@@ -1,8 +1,8 @@
 """Ops under the chain of source lines that ran them, one op at a time.
 
-`ChainWriter` keeps the open source lines and returns what has to be written before the next op: only the
-lines that differ from those of the op before. The finished view (`code`) and the live one (`live`) both use
-it, so they print the same lines.
+`ChainWriter` keeps the open source lines and returns the lines to write before the next op: those that
+differ from the lines of the op before. The finished view (`code`) and the live one (`live`) both use it, so
+they print the same lines.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Entry = SourceLine | Note
 
 
 class ChainWriter:
-    """Keeps the open source lines, and returns what to write before the next op."""
+    """Keeps the open source lines, and returns the entries to write before the next op."""
 
     def __init__(self) -> None:
         self._chain: list[SourceFrame] = []
@@ -72,7 +72,7 @@ class ChainWriter:
 
     @property
     def depth(self) -> int:
-        """How many source lines are open: the depth of what is written next."""
+        """The number of open source lines: the depth of the next entry."""
         return len(self._chain)
 
     def shared(self, chain: Sequence[SourceFrame]) -> int:
@@ -167,24 +167,21 @@ def align_statistics(placed: Sequence[PlacedEntry]) -> list[PlacedEntry]:
     result: list[PlacedEntry] = []
     for notes, group in groupby(placed, key=lambda item: isinstance(item[0], Note) and item[0].depth):
         entries = list(group)
-        result += entries if notes is False else _align(entries)
+        if notes is False:
+            result += entries
+            continue
+        widths = [
+            sum(width(printable(span.text)) for span in entry.content)
+            if isinstance(entry, Note) and entry.statistics
+            else 0
+            for entry, _ in entries
+        ]
+        column = max((wide for wide in widths if wide <= _ALIGNED), default=0)
+        for (entry, repeats), wide in zip(entries, widths, strict=True):
+            if isinstance(entry, Note) and wide < column:
+                entry = replace(entry, pad=column - wide)
+            result.append((entry, repeats))
     return result
-
-
-def _align(entries: list[PlacedEntry]) -> list[PlacedEntry]:
-    widths = [_columns(entry) if isinstance(entry, Note) else 0 for entry, _ in entries]
-    column = max((wide for wide in widths if wide <= _ALIGNED), default=0)
-    return [
-        (replace(entry, pad=column - wide), repeats)
-        if isinstance(entry, Note) and wide < column
-        else (entry, repeats)
-        for (entry, repeats), wide in zip(entries, widths, strict=True)
-    ]
-
-
-def _columns(note: Note) -> int:
-    """The width of an op that has statistics after it; else 0."""
-    return sum(width(printable(span.text)) for span in note.content) if note.statistics else 0
 
 
 def entry_line(entry: Entry, repeats: Sequence[int] = ()) -> Line:

@@ -122,7 +122,11 @@ class StatisticsIndex:
     def one(self, value: int) -> ValueStatistics | None:
         """The statistics of a value, if they were taken and are shown."""
         row = self._rows.get(value) if self._shown else None
-        return None if row is None else ValueStatistics(*row, size=self._size(value))
+        return (
+            None
+            if row is None
+            else ValueStatistics(*row, size=self._sizes[int(self._data.values.meta[value])])
+        )
 
     def of(self, values: Iterable[int]) -> ValueStatistics | None:
         """Those of several values taken together; None where none was measured."""
@@ -139,35 +143,27 @@ class StatisticsIndex:
         own = [value for value in values if columns.base[value] < 0 or columns.previous[value] >= 0]
         return self.of(own) or self.of(values)
 
-    def _size(self, value: int) -> int:
-        return self._sizes[int(self._data.values.meta[value])]
-
     @cached_property
     def _sizes(self) -> list[int]:
         return [meta.numel for meta in self._data.metas]
-
-
-def _mean_and_deviation(parts: list[ValueStatistics], weights: list[int]) -> tuple[float, float]:
-    """Over all elements, in units of the largest number: its square may not fit a double."""
-    total = sum(weights)
-    unit = max(max(abs(part.low), abs(part.high)) for part in parts) or 1.0
-    means = [part.mean / unit for part in parts]
-    middle = sum(n * share for n, share in zip(weights, means, strict=True)) / total
-    squares = [
-        max(n - 1, 0) * (part.std / unit) ** 2 + n * (share - middle) ** 2
-        for n, part, share in zip(weights, parts, means, strict=True)
-    ]
-    return middle * unit, math.sqrt(sum(squares) / max(total - 1, 1)) * unit
 
 
 def _pooled(parts: list[ValueStatistics]) -> ValueStatistics:
     """Several statistics as one: the widest range, and mean and deviation over all elements."""
     finite = [part for part in parts if not math.isnan(part.low)]
     weights = [max(part.size - part.nans - part.infs, 0) for part in finite]
-    mean = std = math.nan
+    total, mean, std = sum(weights), math.nan, math.nan
     if any(weights):
         with suppress(ArithmeticError, ValueError):  # impossible numbers, from a damaged file
-            mean, std = _mean_and_deviation(finite, weights)
+            # In units of the largest number: its square may not fit a double.
+            unit = max(max(abs(part.low), abs(part.high)) for part in finite) or 1.0
+            means = [part.mean / unit for part in finite]
+            middle = sum(n * share for n, share in zip(weights, means, strict=True)) / total
+            squares = sum(
+                max(n - 1, 0) * (part.std / unit) ** 2 + n * (share - middle) ** 2
+                for n, part, share in zip(weights, finite, means, strict=True)
+            )
+            mean, std = middle * unit, math.sqrt(squares / max(total - 1, 1)) * unit
     return ValueStatistics(
         min((part.low for part in finite), default=math.nan),
         max((part.high for part in finite), default=math.nan),

@@ -116,20 +116,20 @@ def _fit_grid(table: Grid, room: int) -> Grid:
     widths = narrow_columns(widths, table.columns, room)
     kept = [at for at, size in enumerate(widths) if size >= 0]
 
+    def cell(cells: Sequence[Cell], at: int) -> Cell:
+        cell, room = cells[at], widths[at]
+        if cell_width(cell) <= room:
+            return cell
+        if isinstance(cell, Span):
+            return Span((cut_end if table.columns[at].end else cut)(cell.text, room), cell.style)
+        return _cut_spans(cell, room)
+
     def row(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-        return tuple(_cut_cell(cells[at], widths[at], table.columns[at].end) for at in kept)
+        return tuple(cell(cells, at) for at in kept)
 
     titles = (cut(table.columns[at].title, widths[at]) for at in kept)
     columns = tuple(replace(table.columns[at], title=title) for at, title in zip(kept, titles, strict=True))
     return Grid(columns, tuple(map(row, table.rows)), row(table.footer) if table.footer else ())
-
-
-def _cut_cell(cell: Cell, room: int, end: bool) -> Cell:
-    if cell_width(cell) <= room:
-        return cell
-    if isinstance(cell, Span):
-        return Span((cut_end if end else cut)(cell.text, room), cell.style)
-    return _cut_spans(cell, room)
 
 
 def _cut_spans(spans: Sequence[Span], room: int) -> tuple[Span, ...]:
@@ -213,18 +213,17 @@ def fit_table(
     for_shapes = max(_MIN_SHAPES, left - for_names)
     texts = [shape(SHORTEST, for_shapes) for shape in shapes]
     for_names = max(for_names, left - _widest_text(texts))
-    return _table([_fit_name(name, for_names) for name in names], texts, kept, figures)
+    whole_names = [name(for_names, True) for name in names]
+    cells = [
+        spans if cell_width(spans) <= for_names else _cut_spans(name(for_names, False), for_names)
+        for name, spans in zip(names, whole_names, strict=True)
+    ]
+    return _table(cells, texts, kept, figures)
 
 
 def _text_room(room: int, figures: Sequence[Figures]) -> int:
     """The columns that names and shapes have together."""
     return room - 2 - sum(2 + each.width for each in figures)
-
-
-def _fit_name(name: Name, room: int) -> tuple[Span, ...]:
-    """A name with its class if both fit, else without; cut if that does not fit either."""
-    spans = name(room, True)
-    return spans if cell_width(spans) <= room else _cut_spans(name(room, False), room)
 
 
 def _table(
