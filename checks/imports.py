@@ -6,8 +6,9 @@
     trace_tables ← api
     tracing ← diff_api, compat, integrations ← cli
 
-``schema``, ``errors``, ``argument_checks``, ``hints``, ``notation``, ``options``, ``patterns``, ``process_rank``,
-``markers``, ``tensor_memory``, ``text_encoding``, ``threads`` and ``_version`` are below all.
+``schema``, ``errors``, ``argument_checks``, ``hints``, ``notation``, ``options``, ``patterns``,
+``process_rank``, ``markers``, ``tensor_memory``, ``text_encoding``, ``threads`` and ``_version`` are below
+all.
 Only what runs or exports a model may import torch. Imports inside functions count: a late import is still a
 dependency. Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
 """
