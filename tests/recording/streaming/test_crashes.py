@@ -81,7 +81,7 @@ def test_where_nobody_can_write_it_ends_all_the_same(tmp_path: Path) -> None:
     """The thread that writes is the one that crashes."""
     ending = """
         writer = recorder._recorder._session.stream_writer
-        writer._take_batch = lambda: ctypes.string_at(0)
+        writer._cutter.cut = lambda: ctypes.string_at(0)
         time.sleep(30)
     """
     began = time.monotonic()
