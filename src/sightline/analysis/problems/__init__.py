@@ -55,6 +55,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     training_curves.loss_jumps,
     training_curves.gradients_of_zero,
     training_curves.norm_grows,
+    training_curves.learning_rate_impossible,
     training_curves.learning_rate_vanishes,
     broadcasts.broadcast_in_a_loss,
     broadcasts.rows_against_columns,
