@@ -90,7 +90,7 @@ function Header({ state }: { state: DiffState }): JSX.Element {
         <span class="side-letter">b</span> {names[1] || "a run"}
       </h1>
       <dl class="facts">
-        {ops.length > 0 && (
+        {ops.length === 2 && (
           <div>
             <dd>{paired.toLocaleString("en")}</dd>
             <dt>
