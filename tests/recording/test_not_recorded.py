@@ -130,8 +130,20 @@ def test_every_view_says_that_modules_ran_on_another_thread(engine: Any, ops: An
     with sl.trace(model, engine=engine, ops=ops, path=tmp_path / "run.sight") as t:
         elsewhere(lambda: model(torch.ones(2, 3)))
     for each in (t, sl.load(tmp_path / "run.sight")):
-        for view in (each, each.code(), each.log(), each.call_order(), each.summary(), each.source()):
-            assert THREADS in str(view), view
+        for text in view_texts(each):
+            assert THREADS in text
+    with sl.trace(model, engine=engine, ops=ops, stats=True if ops == "both" else None) as t:
+        model(torch.ones(2, 3)).sum().backward()
+        elsewhere(lambda: model(torch.ones(2, 3)))
+    for text in view_texts(t):
+        assert THREADS in text
+
+
+def view_texts(t: sl.Trace) -> list[str]:
+    """The text of every view of a whole run, in one line each."""
+    views = [t, t.code(), t.log(), t.call_order(), t.summary(), t.source(), t.memory(), t.problems()]
+    views += [t.nonfinite(), t.graph(), t.graph(level="module", depth=1, fold=False, prune="views")]
+    return [" ".join(str(view).replace("# ", "").split()) for view in views]
 
 
 @BOTH_ENGINES

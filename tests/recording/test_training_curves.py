@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import sightline as sl
+from sightline.analysis.problems import find as find_problems
 from sightline.api import Trace
 from tests.recording import training_loops as loops
 
@@ -95,6 +96,13 @@ def test_a_rate_that_vanishes_is_a_problem_and_a_schedule_that_ends_is_none() ->
     assert "no step moves anything" in str(train(rate=1e-12).problems())
 
 
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -0.1])
+def test_a_rate_that_no_step_can_take_is_a_problem(rate: float) -> None:
+    t = train(rate=0.1, steps=4, schedule=lambda step: 1.0 if step < 2 else rate / 0.1)
+    (title,) = [each.title for each in find_problems(t.index) if each.kind == "learning-rate"]
+    assert title == f"the learning rate of SGD is {rate:.3g}"
+
+
 def test_a_norm_of_zero_in_every_step_is_a_problem() -> None:
     t = train(clip=True, loss_of=lambda y, _: (y * 0).sum())
     assert "the norm of the gradients is 0 in all of 12 steps" in str(t.problems())
@@ -139,6 +147,102 @@ def test_a_loss_that_jumps_and_comes_back_is_named_with_its_step() -> None:
     found = str(t.problems(kind="loss-spike"))
     assert "the loss jumps to 2e+06 in step 2" in found
     assert "none found" not in problems_line(t)
+
+
+def scripted(losses: list[float]) -> Trace:
+    """A run with these losses."""
+    return train(rate=1e-9, steps=len(losses), loss_of=lambda y, step: y.mean() * 1e-9 + losses[step])
+
+
+@pytest.mark.parametrize(
+    ("losses", "numbers"),
+    [
+        ([0.97, 4.62, 86.2], ("0.97", "86.2")),
+        ([1.07, 672, 209, 150, 120, 100, 88.2, 95.2], ("1.07", "95.2")),
+        ([1.07, 672, 209], ("1.07", "209")),
+        ([1.1, 600], ("1.1", "600")),
+        ([1.2, 1.0, 1.1, 700], ("1.2", "700")),
+        ([300, 20, 1, 0.9, 1, 1.1, 1, 1, 200, 290, 280, 285], ("0.9", "285")),
+        ([2.3, 2.2, 1.9, 1.8, 1.7] * 4 + [500, 400, 350, 300, 260, 250, 240, 230], ("1.7", "230")),
+        ([-1, -50, -5000, -600000], ("-1", "-6e+05")),
+    ],
+)
+def test_a_loss_that_is_itself_the_finding_is_a_problem(
+    losses: list[float], numbers: tuple[str, str]
+) -> None:
+    t = scripted(losses)
+    assert "none found" not in problems_line(t)
+    (title,) = [each.title for each in find_problems(t.index) if each.kind == "diverging-loss"]
+    assert re.findall(r"(?<![\w.])(?:from|to) (-?[\d.]+(?:e[+]\d+)?)", title) == list(numbers)
+    assert ("falls" in title) is (losses[-1] < 0)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param([5000, 800, 90, 12, 4, 2, 1.5, 1.2], id="starts high and falls"),
+        pytest.param([2e6, 30, 2], id="starts high and falls at once"),
+        pytest.param([1e5, 2e4, 4e3, 900, 200, 300, 150, 240, 110], id="starts high, falls and is noisy"),
+        pytest.param([2.1, 1.4, 3.2], id="three noisy steps"),
+        pytest.param([0.4, 2.9, 9.5], id="three steps of a small batch"),
+        pytest.param([2.3, 8.0, 40.0, 22.0, 9.0, 4.0, 2.2, 2.1], id="a bump while the rate warms up"),
+        pytest.param([3e-5, 2e-3, 4e-6, 0.3, 1e-5, 8e-4, 0.02, 0.4], id="near 0 with noise"),
+        pytest.param([0.69, 1.2, 2.4, 3.1, 4.8, 5.5, 4.9, 6.1], id="the generator of a GAN"),
+        pytest.param([0.69, 0.4, 0.1, 0.02, 0.9, 0.01, 0.05, 0.3], id="the critic of a GAN"),
+        pytest.param([40, 300, 90, 210, 60, 350, 120, 80, 260, 310], id="sums over batches of all sizes"),
+        pytest.param([1e-3, 0.8, 1.9, 2.6, 3.0, 3.2, 3.3], id="grows and settles"),
+        pytest.param([900, -20, -300, -800, -1200, -1500], id="a likelihood that falls below 0"),
+    ],
+)
+def test_a_healthy_loss_is_no_problem(losses: list[float]) -> None:
+    assert "none found" in problems_line(scripted(losses))
+
+
+@pytest.mark.parametrize(
+    ("losses", "jump"),
+    [
+        ([2, 2, 2, 900, 2, 2, 2], "900 in step 3, 450 times"),
+        ([1, 5000, 1.2, 1.1], "5e+03 in step 1"),
+        ([1.07, 672, 209, 80, 30, 9, 4, 1.5], "672 in step 1"),
+        ([5000, 40, 3, 2, 2, 2, 2, 2, 2, 4000, 3, 2], "4e+03 in step 9"),
+    ],
+)
+def test_a_jump_is_one_beside_the_steps_around_it(losses: list[float], jump: str) -> None:
+    found = str(scripted(losses).problems(kind="loss-spike"))
+    assert f"the loss jumps to {jump}" in found
+
+
+def accumulated(divisor: float, passes: int, steps: int = 8) -> Trace:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0 * divisor / passes)
+    x, y = torch.randn(32, 8), torch.randn(32, 1)
+    with sl.trace(model) as t:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                loss = nn.functional.mse_loss(model(x), y) / divisor
+                loss.backward()
+                loss.item()
+            optimizer.step()
+    return t
+
+
+@pytest.mark.parametrize(("divisor", "passes"), [(4.0, 4), (1.0, 4), (1.0, 1)])
+def test_the_loss_of_a_problem_is_that_of_the_step_in_the_table(divisor: float, passes: int) -> None:
+    t = accumulated(divisor, passes)
+    (title,) = [each.title for each in find_problems(t.index) if each.kind == "diverging-loss"]
+    first = next(line for line in str(t).splitlines() if line.startswith("0 "))
+    shown = (
+        re.findall(r"sum ([\d.e+]+)", first) if passes > 1 else re.findall(r" ([\d.e+]+) +[\d.]+ KiB", first)
+    )
+    assert f" from {shown[0]} to " in title
+    assert title.startswith("the sum of the losses of a step" if passes > 1 else "the loss grows")
+
+
+def test_a_norm_that_explodes_in_the_first_step_is_a_problem() -> None:
+    scales = [1.0, 9e5, 4e5, 3e5, 3e5, 2e5, 2e5, 2e5]
+    t = train(rate=1e-9, steps=8, clip=True, loss_of=lambda y, step: y.mean() * scales[step])
+    assert "the norm of the gradients grows from" in str(t.problems(kind="exploding-gradients"))
 
 
 def test_gradients_that_are_0_in_the_last_two_steps_are_a_problem() -> None:

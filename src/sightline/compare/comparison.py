@@ -22,7 +22,6 @@ from sightline.compare.notes import (
 from sightline.compare.op_pairs import Alignment
 from sightline.compare.outcomes import Outcome, Outcomes, uncompared_texts
 from sightline.compare.parameters import ParameterDiff, compare_parameters
-from sightline.compare.sequences import surplus
 from sightline.compare.side import OpLabel, Side, StepRange, span_of
 from sightline.compare.values import UNKNOWN, State, ValueComparer, Verdict
 from sightline.data.index import Index
@@ -206,6 +205,14 @@ class Comparison:
         errors = (pair.verdict.error for pair in self.pairs if pair.verdict.agrees)
         return max((error for error in errors if not math.isnan(error)), default=0.0)
 
+    @cached_property
+    def op_counts(self) -> tuple[int, int] | None:
+        """The ops of each recording that are compared, and its compiled regions; None where no ops are."""
+        if self.level == "none":
+            return None
+        first, second = (int((side.compared | side.opaque).sum()) for side in (self.a, self.b))
+        return first, second
+
     @property
     def compared_by(self) -> list[str]:
         """The sources of the values that were compared, the most exact first."""
@@ -259,8 +266,13 @@ class Comparison:
     @cached_property
     def parting(self) -> Parting | None:
         """The first difference in the computing ops of the two runs."""
-        a, b, ours, theirs = self.a, self.b, self.a.computing, self.b.computing
+        a, b = self.a, self.b
         ops_a, ops_b = self.alignment.ops_a, self.alignment.ops_b
+        # Ops inside compiled code of the other side run on both.
+        ours, theirs = (
+            [op for op in side.computing if op not in compiled]
+            for side, compiled in zip((a, b), map(set, self.compiled), strict=True)
+        )
         lone_a = next((op for op in ours if ops_a[op] < 0), -1)
         lone_b = next((op for op in theirs if ops_b[op] < 0), -1)
         if lone_a < 0 and lone_b < 0:
@@ -289,8 +301,8 @@ class Comparison:
                      for side, ops, name in ((self.a, lone_a, "a"), (self.b, lone_b, "b"))]  # fmt: skip
         layout_a = [op for op in lone_a if self.a.layout[op]]
         layout_b = [op for op in lone_b if self.b.layout[op]]
-        only_a = _unlike(self.a, layout_a, self.b, layout_b)
-        only_b = _unlike(self.b, layout_b, self.a, layout_a)
+        only_a = self.a.unlike(layout_a, self.b, layout_b)
+        only_b = self.b.unlike(layout_b, self.a, layout_a)
         moving = [_names_text(side, ops, f" only in {name}, no arithmetic")
                   for side, ops, name in ((self.a, only_a, "a"), (self.b, only_b, "b"))]  # fmt: skip
         return [text for text in (*_compiled_texts(self), *computing, *_metadata(self), *moving) if text]
@@ -368,22 +380,15 @@ def _compiled_texts(comparison: Comparison) -> Iterator[str]:
     sides = ("a", comparison.a), ("b", comparison.b)
     for at, (name, side) in enumerate(sides):
         letter, other = sides[1 - at]
-        count = sum(not side.opaque[op] for op in comparison.compiled[at])
-        if count:
-            regions = [op for op in comparison.compiled[1 - at] if other.opaque[op]]
+        regions = [op for op in comparison.compiled[1 - at] if other.opaque[op]]
+        alone = side.unlike(comparison.compiled[at], other, comparison.compiled[1 - at])
+        count = sum(not side.opaque[op] for op in alone)
+        if count and regions:
             results = {value for op in regions for value in other.outputs(op)}
-            compared = results.issubset(pair[1 - at] for pair in known)
+            compared = bool(results) and results.issubset(pair[1 - at] for pair in known)
             end = "their results are compared" if compared else "not all their results are measured"
-            yield f"{count} ops of {name} are inside compiled regions of {letter}; {end}"
-
-
-def _unlike(side: Side, ops: list[int], other: Side, others: list[int]) -> list[int]:
-    """The ops of one side beyond those of the same name and size that the other side has."""
-
-    def name_and_size(side: Side, op: int) -> tuple[str, tuple[int, ...]]:
-        return side.op_name(op), tuple(side.numel[value] for value in side.outputs(op))
-
-    return surplus(((op, name_and_size(side, op)) for op in ops), (name_and_size(other, op) for op in others))
+            ops = f"{count} ops of {name} are" if count > 1 else f"1 op of {name} is"
+            yield f"{ops} inside compiled regions of {letter}; {end}"
 
 
 def _names_text(side: Side, ops: list[int], where: str) -> str:

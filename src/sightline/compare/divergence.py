@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -158,6 +158,9 @@ class Divergences:
             if strong_reason is None:
                 return None
             reason = strong_reason
+        if reason.a is None and reason.b is None:
+            alignment = self._alignment
+            reason = replace(reason, a=alignment.a.call_label(one), b=alignment.b.call_label(other))
         return Divergence(one, other, verdict, reason, region, region.error)
 
     def _comes_together(self, one: int, region: Region, reason: Reason) -> bool:

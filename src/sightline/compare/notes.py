@@ -25,6 +25,8 @@ def compared_level(a: TraceData, b: TraceData) -> tuple[str, list[str]]:
         return "aten", []
     if all(recorded - {_ATEN} for recorded in levels):
         return "api", ["ops are compared as API calls: not both recordings have aten ops"]
+    if all(opaque):
+        return "api", ["the ops of both ran in compiled code, whose inside is not compared"]
     lacking = [(name, data) for name, data, has in zip("ab", (a, b), levels, strict=True) if not has]
     if not lacking:
         why = "one recording has API calls alone, the other aten ops alone"

@@ -24,9 +24,11 @@ from sightline.compare.op_names import FACTORIES, ONE_RESULT, UNINITIALIZED_RESU
 from sightline.compare.sequences import Ints, align
 from sightline.compare.side import Side
 from sightline.compare.values import UNKNOWN, State, ValueComparer
+from sightline.data.trace_data import PHASES
 
 _ROUNDS: Final = 2  #: of pairing by statistics; each may undo a wrong pair
 _MAX_SOUGHT: Final = 64  #: ops of one name with the same inputs among which a partner is sought
+_OPTIMIZER: Final = PHASES.index("optimizer")
 _NEAR: Final = 0.02  #: the relative difference of two norms that may be of one value in two precisions
 
 
@@ -162,26 +164,41 @@ class Alignment:
                 result.add(anchor)
         return result
 
-    def _lone_ops(self, paired: PairedSide, layout: bool = False) -> dict[int, list[int]]:
-        """The ops of a side without a partner, by the paired call around them; layout ops on request."""
+    def _lone_ops(self, paired: PairedSide) -> dict[int, list[int]]:
+        """The computing ops inside modules without a partner, by the paired call around them."""
         side, calls = paired.side, paired.side.data.ops.call
         lone: dict[int, list[int]] = {}
-        for op in np.flatnonzero(side.compared & (~side.layout | layout)).tolist():
+        for op in side.computing:
             if paired.ops[op] < 0 <= calls[op]:
                 lone.setdefault(int(paired.anchors[calls[op]]), []).append(op)
         return lone
 
     def compiled_ops(self) -> tuple[list[int], list[int]]:
-        """Ops without a partner in calls where the other side, or both, ran compiled code."""
+        """Compiled regions without a partner, and ops without one where the other side has such a region.
+
+        They are sought in the same call, and outside of all calls, as a compiled function may contain these.
+        The ops of an optimizer are apart: a compiled model contains none of them. Ops of the same name and
+        size that both sides have there are no difference either.
+        """
         result: tuple[list[int], list[int]] = ([], [])
         if not (self.a.opaque.any() or self.b.opaque.any()):
             return result
-        lone_a, lone_b = (self._lone_ops(each, layout=True) for each in self.sides)
-        for anchor, ops in lone_a.items():
-            others = lone_b.get(self._partner_call(anchor), [])
-            if self.a.opaque[ops].any() or (others and self.b.opaque[others].any()):
-                result[0].extend(ops)
-                result[1].extend(others)
+        lone: list[dict[tuple[int, bool], list[int]]] = [defaultdict(list), defaultdict(list)]
+        for paired, places in zip(self.sides, lone, strict=True):
+            side, columns = paired.side, paired.side.data.ops
+            for op in np.flatnonzero(side.compared | side.opaque).tolist():
+                if paired.ops[op] < 0:
+                    anchor = int(paired.anchors[columns.call[op]]) if columns.call[op] >= 0 else -1
+                    places[anchor, bool(columns.phase[op] == _OPTIMIZER)].append(op)
+        for (anchor, stepping), ours in lone[0].items():
+            theirs = lone[1].get((self._partner_call(anchor), stepping), [])
+            both = (self.a, ours), (self.b, theirs)
+            compiled = [any(side.opaque[op] for op in ops) for side, ops in both]
+            if not any(compiled):
+                continue
+            for at, (side, ops) in enumerate(both):
+                alone = set() if compiled[1 - at] else set(side.unlike(ops, *both[1 - at]))
+                result[at].extend(op for op in ops if side.opaque[op] or op not in alone)
         return result
 
     def _partner_call(self, call: int) -> int:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
@@ -56,10 +56,12 @@ class Reasons:
 
     def strong(self, region: Region) -> Reason | None:
         """A reason that counts even where values are close."""
-        checks = (
+        checks: tuple[Callable[[Region], Reason | None], ...] = (
             self._one_sided_use, self.inputs.differing_parameter, self.constants.differing, self._activation,
             self._precision, self.order,
         )  # fmt: skip
+        if max(self._compiled_regions(region)) >= 0:  # an op without a partner may be inside compiled code
+            checks = self.inputs.differing_parameter, self.constants.differing, self.order
         return next(filter(None, (check(region) for check in checks)), None)
 
     def unseen(self, region: Region) -> Reason | None:
@@ -70,9 +72,7 @@ class Reasons:
 
     def _compiled(self, region: Region) -> Reason | None:
         """A compiled region against the ops it was compiled from, or against another."""
-        sides = self._alignment.sides
-        regions = [next((op for op in part.ops if paired.side.opaque[op]), -1)
-                   for paired, part in zip(sides, region.sides, strict=True)]  # fmt: skip
+        sides, regions = self._alignment.sides, self._compiled_regions(region)
         if max(regions) < 0:
             return None
         labels = self._ops.region_labels(region, *regions)
@@ -84,6 +84,11 @@ class Reasons:
         count = f"{len(ops)} ops" if len(ops) > 1 else "op"
         text = f"another result than the {count} of the {eager.ordinal} side; {hint}"
         return Reason("compiled", text, *labels, sides[at].letter)
+
+    def _compiled_regions(self, region: Region) -> list[int]:
+        """The first compiled region of each side; -1 where there is none."""
+        return [next((op for op in part.ops if paired.side.opaque[op]), -1)
+                for paired, part in zip(self._alignment.sides, region.sides, strict=True)]  # fmt: skip
 
     def _module(self, region: Region) -> Reason | None:
         """A module that only one side called."""
@@ -230,9 +235,11 @@ class Reasons:
     def _unexplained(self, region: Region) -> Reason:
         a, b = self._alignment.a, self._alignment.b
         last = [part.ops[-1] if part.ops else -1 for part in region.sides]
-        text = "the same ops on the same inputs"
-        if max(last) < 0 and (a.opaque.any() or b.opaque.any()):
-            text = "the same inputs; the ops inside compiled code were not compared"
+        text = (
+            "the same ops on the same inputs"
+            if max(last) >= 0
+            else "another result; its ops are not compared"
+        )
         if min(last) >= 0:
             one, other = (side.index.ops[op].outputs[0] for side, op in zip((a, b), last, strict=True))
             if one.device != other.device:

@@ -14,6 +14,7 @@ from sightline.analysis.cost import is_opaque
 from sightline.analysis.step_summaries import step_span
 from sightline.compare.constants import constants
 from sightline.compare.op_names import LAYOUT, PRODUCTS, activations, plain_name
+from sightline.compare.sequences import surplus
 from sightline.data.index import Index, ValueNumbers
 from sightline.data.trace_data import KINDS, LEVELS, ModuleInfo, ParameterInfo, StatColumns, TraceData
 from sightline.errors import DamagedFile
@@ -26,7 +27,7 @@ StepRange = int | str | slice  #: a step: a number, a name, ``"3:5"``, ``"last"`
 class OpLabel:
     """An op of one recording, in words: ``* at port.py:40 (blocks.0.mixer)``."""
 
-    op: int
+    op: int  #: -1 where only its module is known
     name: str  #: as written: ``F.linear``, ``*``
     aten: str
     file: str
@@ -114,6 +115,7 @@ class Side:
 
         #: Which ops are compiled regions, whose own ops were not recorded.
         self.opaque: NDArray[np.bool_] = is_opaque(self.data)
+        self.opaque[: span.first_op] = self.opaque[span.end_op :] = False
 
     @cached_property
     def computing(self) -> list[int]:
@@ -135,6 +137,16 @@ class Side:
         """The plain name of an op."""
         return self.names[self.name_ids[op]]
 
+    def unlike(self, ops: Iterable[int], other: Side, others: Iterable[int]) -> list[int]:
+        """The given ops beyond those of the same name and size that the other side has."""
+
+        def name_and_size(side: Side, op: int) -> tuple[str, tuple[int, ...]]:
+            return side.op_name(op), tuple(side.numel[value] for value in side.outputs(op))
+
+        return surplus(
+            ((op, name_and_size(self, op)) for op in ops), (name_and_size(other, op) for op in others)
+        )
+
     def op_label(self, op: int) -> OpLabel:
         """The name of an op as written, its line and its module."""
         row = self.index.ops[op]
@@ -146,6 +158,16 @@ class Side:
         module = self.label(int(self.data.ops.call[op]))
         written = row.parent if row.parent is not None and row.phase != "backward" else row
         return OpLabel(op, written.name, row.name, file, line, function, code, module)
+
+    def call_label(self, value: int) -> OpLabel | None:
+        """The module that first returned a value, where the op that made it is unknown."""
+        calls = self.data.calls
+        returned = np.flatnonzero(calls.outputs == value)
+        if not len(returned):
+            return None
+        callers = np.searchsorted(calls.output_offsets, returned, side="right") - 1
+        call = int(callers[np.argmin(calls.order[callers])])
+        return OpLabel(-1, self.module(call).type, "", "", 0, "", "", self.label(call))
 
     def _compared_ops(self, level: str) -> NDArray[np.bool_]:
         """Which ops are compared: those that contain no other op and return something new."""

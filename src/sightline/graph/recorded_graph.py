@@ -13,6 +13,7 @@ import numpy as np
 from sightline.analysis.producers import written_calls
 from sightline.analysis.select import ModelPart, model_part
 from sightline.data.index import Index
+from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import FLAVOURS, I64, KINDS, LEVELS, PHASES, TensorMeta
 from sightline.errors import UsageError
 from sightline.graph.arguments import Arguments, call_arguments, op_arguments
@@ -118,8 +119,9 @@ def graph(
     ``level`` is "api" (the calls as written; the default where they were recorded), "aten" or "module" (calls
     of modules that call no other, and the ops between them). ``module`` is a glob: only the ops in there.
     Ops that build the model, and in training those of installed packages around it, are left out unless
-    ``everything=True``; ``info["left_out"]`` says how many. ``prune``, ``fold`` and ``depth`` are
-    `Graph.prune`, `Graph.fold` and `Graph.collapse`, in this order.
+    ``everything=True``; ``info["left_out"]`` says how many, and ``info["not_recorded"]`` which calls ran on
+    other threads. ``prune``, ``fold`` and ``depth`` are `Graph.prune`, `Graph.fold` and `Graph.collapse`, in
+    this order.
     """
     if phase not in PHASES_SHOWN:
         raise UsageError(
@@ -207,6 +209,8 @@ class _GraphBuilder:
         info: dict[str, Any] = {"level": self._level, "calls": self._context.calls()}
         if self._left_out:
             info["left_out"] = self._left_out
+        if elsewhere := other_threads(self._data):
+            info["not_recorded"] = elsewhere
         name = str(self._data.info.get("name") or "")
         return Graph(tuple(nodes), tuple(self._edges), name, self._context.modules(), info)
 

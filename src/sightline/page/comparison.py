@@ -83,7 +83,7 @@ def _verdict(comparison: Comparison) -> dict[str, Any]:
         "verdict": verdict,
         "text": text,
         "names": [str(side.data.info.get("name") or "") for side in sides],
-        "ops": [int(side.compared.sum()) for side in sides],
+        "ops": list(comparison.op_counts or ()),
         "paired": sum(other >= 0 for other in comparison.alignment.ops_a),
         "by": comparison.compared_by,
         "divergences": divergences,
@@ -98,7 +98,7 @@ def _verdict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _label(label: OpLabel | None) -> dict[str, Any] | None:
-    if label is None:
+    if label is None or label.op < 0:
         return None
     return {"op": label.op, "name": label.name, "place": label.position, "code": label.code,
             "module": label.module}  # fmt: skip

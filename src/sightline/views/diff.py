@@ -79,8 +79,8 @@ def bar(error: float) -> str:
 
 def _head(diff: Diff, room: int) -> Iterator[Line]:
     """A line about each run, and one about the comparison."""
-    comparison, counts = diff.comparison, []
-    for name, side in (("a", comparison.a), ("b", comparison.b)):
+    comparison, counts = diff.comparison, diff.comparison.op_counts
+    for at, (name, side) in enumerate((("a", comparison.a), ("b", comparison.b))):
         data = side.data
         floating: dict[str, int] = {}
         for meta, count in zip(*np.unique(data.values.meta, return_counts=True), strict=True):
@@ -88,19 +88,24 @@ def _head(diff: Diff, room: int) -> Iterator[Line]:
             if "float" in dtype:
                 floating[dtype] = floating.get(dtype, 0) + int(count)
         frequent = sorted(floating, key=lambda each: -floating[each])[:3]
-        counts.append(int(side.compared.sum()))
         parts = [
             ", ".join(map(dtype_name, frequent)),
             ", ".join(sorted({meta.device for meta in data.metas})),
         ]
-        parts.append(f"{counts[-1]:,} ops, {side.span.end_call - side.span.first_call:,} module calls")
+        calls = side.span.end_call - side.span.first_call
+        ops = f"{_count(counts[at], 'op')}, " if counts else ""
+        parts.append(f"{ops}{_count(calls, 'module call')}")
         title = cut(str(data.info.get("name") or ""), room // 2)
         yield fact_line(name, (title, "title"), ("  " + " · ".join(part for part in parts if part), "dim"))
     paired = sum(other >= 0 for other in comparison.alignment.ops_a)
     calls = int((comparison.alignment.calls.of_a >= 0).sum())
     by = " · by " + " and ".join(comparison.compared_by) if comparison.compared_by else ""
-    pairs = f"{paired:,} of {counts[0]:,} ops with {paired:,} of {counts[1]:,}"
-    yield fact_line("compared", (f"{pairs} · {calls:,} module call{'' if calls == 1 else 's'}{by}", "dim"))
+    pairs = f"{paired:,} of {_count(counts[0], 'op')} with {paired:,} of {counts[1]:,} · " if counts else ""
+    yield fact_line("compared", (f"{pairs}{_count(calls, 'module call')}{by}", "dim"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _answer(diff: Diff, room: int) -> Iterator[Line]:
@@ -142,10 +147,9 @@ def _sides(diff: Diff, divergence: Divergence, room: int) -> Iterator[Line]:
         if label is None:
             yield fact_line(name, ("nothing", "dim"))
             continue
-        position = cut_end(label.position or "(no source)", room // 2 - MARGIN)
-        yield fact_line(
-            name, (f"{position}  ", "dim"), (f"{label.module}  " if label.module else "", "module")
-        )
+        position = "" if label.op < 0 else label.position or "(no source)"
+        position = f"{cut_end(position, room // 2 - MARGIN)}  " if position else ""
+        yield fact_line(name, (position, "dim"), (f"{label.module}  " if label.module else "", "module"))
         if label.code:
             yield line(" " * MARGIN, (cut(label.code, room - MARGIN), "code"))
     values = (diff.comparison.a, divergence.value_a), (diff.comparison.b, divergence.value_b)

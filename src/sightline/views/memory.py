@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from sightline.analysis.memory import MemoryUsage, Share, usage_of
 from sightline.analysis.op_text import api_call_of, backward_suffix, short_name, with_location
 from sightline.data.index import Index
-from sightline.data.trace_data import I64, PHASES
+from sightline.data.not_recorded import other_threads
+from sightline.data.trace_data import I64, PHASES, TraceData
 from sightline.data.user_frames import user_frame
 from sightline.errors import NothingMatched
 from sightline.hints import Hint
@@ -24,6 +25,7 @@ from sightline.views.rendering import (
     Line,
     Span,
     View,
+    comment_lines,
     fact_line,
     fact_lines,
     grid,
@@ -47,9 +49,9 @@ def memory(
     if not usages or not any(usage.peak.nbytes for usage in usages):
         if module is not None:
             raise NothingMatched(f"{Hint.option('module', module)} holds no memory in this trace.")
-        return View((line(("memory  ", "dim"), "no tensor was recorded that holds memory"),))
+        empty = line(("memory  ", "dim"), "no tensor was recorded that holds memory")
+        return View((empty, *comment_lines([other_threads(index.raw)])))
     first = usages[0]
-    info = index.raw.info
 
     def fit(room: int) -> list[Block]:
         room = min(room, WIDTH)
@@ -57,7 +59,7 @@ def memory(
         for title, shares in (("module", first.by_module(depth)), ("line", first.by_line())):
             blocks += [line(), _table(title, shares, first.peak.nbytes)]
         blocks += [line(), _tensors(first), line()]
-        for title, parts in _notes(usages, info):
+        for title, parts in _notes(usages, index.raw):
             blocks += fact_lines(title, parts, MARGIN, room)
         return blocks
 
@@ -174,8 +176,9 @@ def _tensors(usage: MemoryUsage) -> Block:
     return grid(columns, rows)
 
 
-def _notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def _notes(usages: Sequence[MemoryUsage], data: TraceData) -> Iterator[tuple[str, list[str]]]:
     """The figures of the devices' allocators for the same run, and the limits of the view."""
+    info = data.info
     allocators = info.get("allocator")
     known = {usage.device: usage for usage in usages}
     for device, numbers in sorted(allocators.items()) if isinstance(allocators, dict) else ():
@@ -199,6 +202,8 @@ def _notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Iterator[tupl
         yield "note", ["this recording does not say when storages were freed: each counts until its last use"]
     if info.get("ops") == "none":
         yield "note", ['with ops="none" only inputs and outputs of modules are seen']
+    if elsewhere := other_threads(data):
+        yield "note", [elsewhere]
     if info.get("last"):
         yield "note", [f"memory freed before the last {info['last']:,} ops is unknown"]
     counted = ["storages of recorded tensors, until torch frees them" if usages[0].exact else "storages"]

@@ -18,11 +18,12 @@ from sightline.analysis.nonfinite import (
 from sightline.analysis.nonfinite_spread import Spread
 from sightline.analysis.unmatched_globs import missing_statistics_text
 from sightline.data.index import Index
+from sightline.data.not_recorded import other_threads
 from sightline.hints import Hint
 from sightline.notation import value_text
 from sightline.options import Globs
 from sightline.views.lineage import lineage_lines
-from sightline.views.rendering import WIDTH, Line, View, cut, line
+from sightline.views.rendering import WIDTH, Line, View, comment_lines, cut, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -33,6 +34,11 @@ _PACKAGE_FOLDERS: Final = re.compile(r"\b(?:site|dist)-packages/(?:[^\s:]*/)?")
 
 def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
     """Where the first NaN or infinity was made; see `Trace.nonfinite`."""
+    shown, beside = _nonfinite(trace, allow), comment_lines([other_threads(trace.index.raw)])
+    return View((*shown.blocks, *beside), fit=lambda room: [*shown.within(room), *beside])
+
+
+def _nonfinite(trace: Trace, allow: Globs) -> View:
     index = trace.index
     globs = (allow,) if isinstance(allow, str) else tuple(allow or ())
     count = len(index.raw.stats)

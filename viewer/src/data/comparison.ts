@@ -25,7 +25,7 @@ export interface Verdict {
   verdict: "same" | "close" | "different" | "unknown";
   text: string;
   names: [string, string];
-  ops: [number, number];
+  ops: [number, number] | [];
   paired: number;
   by: string[];
   divergences: Divergence[];

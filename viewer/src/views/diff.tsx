@@ -90,12 +90,14 @@ function Header({ state }: { state: DiffState }): JSX.Element {
         <span class="side-letter">b</span> {names[1] || "a run"}
       </h1>
       <dl class="facts">
-        <div>
-          <dd>{paired.toLocaleString("en")}</dd>
-          <dt>
-            pairs of {ops[0].toLocaleString("en")} and {ops[1].toLocaleString("en")} ops
-          </dt>
-        </div>
+        {ops.length === 2 && (
+          <div>
+            <dd>{paired.toLocaleString("en")}</dd>
+            <dt>
+              pairs of {ops[0].toLocaleString("en")} and {ops[1].toLocaleString("en")} ops
+            </dt>
+          </div>
+        )}
         {by.length > 0 && (
           <div>
             <dt>compared by {by.join(" and ")}</dt>

@@ -55,6 +55,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     training_curves.loss_jumps,
     training_curves.gradients_of_zero,
     training_curves.norm_grows,
+    training_curves.learning_rate_impossible,
     training_curves.learning_rate_vanishes,
     broadcasts.broadcast_in_a_loss,
     broadcasts.rows_against_columns,
@@ -116,8 +117,10 @@ def gaps(index: Index) -> list[Gap]:
     context = ProblemContext(index)
     data = context.data
     result = [Gap("what ran last", CUT_SHORT)] if data.info.get("unfinished") else []
+    threads = other_threads(data)
     if not len(data.ops) and not len(data.calls):
-        return [*result, Gap("", "nothing was recorded, so nothing was looked at")]
+        elsewhere = [Gap("other threads", threads)] if threads else []
+        return [*result, *elsewhere, Gap("", "nothing was recorded, so nothing was looked at")]
     if not context.aten.any():
         result.append(
             Gap(
@@ -133,7 +136,7 @@ def gaps(index: Index) -> list[Gap]:
     if opaque:
         text = f'{opaque:,} calls of compiled code were not looked into: compiled="eager" shows their ops'
         result.append(Gap("compiled code", text))
-    if threads := other_threads(data):
+    if threads:
         result.append(Gap("other threads", threads))
     external = int((data.values.kind == VALUE_KINDS.index("external")).sum())
     if external and not threads:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from sightline.analysis.nonfinite import first_nonfinite
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.nonfinite import first_non_finite
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.training_loop_events import LoopRecord
-from sightline.analysis.step_summaries import StepSummary, step_numbers
+from sightline.analysis.step_summaries import BackwardPasses, StepSummary, step_numbers
 from sightline.hints import Hint
 from sightline.notation import number_text
 
@@ -25,6 +25,10 @@ _SOME_STEPS: Final = 5  #: so that one odd batch is not taken for a trend
 _GROWS: Final = 10  #: the last losses over the first ones, in a run that diverges
 _EXPLODES: Final = 1000
 _HUGE: Final = 100  #: no loss is as large by its nature; one of 3 after 0.001 may be
+_BROKEN: Final = 30  #: the last losses over the lowest ones before, in a run that does not recover
+_LARGE: Final = 10  #: the least of such last losses
+_PEAK: Final = 50  #: and of the largest
+_WINDOW: Final = 16  #: steps of which the median is a level, at most
 _FASTER: Final = 2
 _VANISHED: Final = 1e-6  #: of the highest rate
 _NOTHING: Final = 1e-10  #: a rate at which float32 weights stay as they are
@@ -36,14 +40,33 @@ class TrainingCurves:
 
     def __init__(self, context: ProblemContext) -> None:
         self.steps: Sequence[StepSummary] = step_numbers(context.index)
-        #: For the frame of each line that starts backward passes: the mean loss of each step.
-        self.losses: dict[int, list[tuple[StepSummary, float]]] = {}
+        losses: dict[int, list[tuple[StepSummary, BackwardPasses, tuple[float, ...]]]] = {}
         for step in self.steps:
             for passes, numbers in zip(step.passes, step.losses, strict=True):
                 if not step.skipped:
-                    pair = step, sum(numbers) / len(numbers)
-                    self.losses.setdefault(passes.frame, []).append(pair)
+                    losses.setdefault(passes.frame, []).append((step, passes, numbers))
+        self.losses = [_loss_curve(frame, curve) for frame, curve in losses.items()]
         self.norms = [(step, step.norm) for step in self.steps if step.norm is not None and not step.skipped]
+
+
+class LossCurve(NamedTuple):
+    """The loss of each step that one line computes, as the first screen shows it."""
+
+    frame: int
+    name: str  #: "the loss", or how one number was made of the several losses of a step
+    points: list[tuple[StepSummary, float]]
+
+
+def _loss_curve(frame: int, curve: list[tuple[StepSummary, BackwardPasses, tuple[float, ...]]]) -> LossCurve:
+    """The sum where a step adds up the gradients of several losses, else their mean."""
+    summed = all(passes.adds_up and passes.count == passes.known for _, passes, _ in curve)
+    several = any(len(numbers) > 1 for _, _, numbers in curve)
+    name = f"the {'sum' if summed else 'mean'} of the losses of a step" if several else "the loss"
+    points = []
+    for step, passes, numbers in curve:
+        whole = sum(numbers) / (passes.divided_after if several and summed else len(numbers))
+        points.append((step, whole))
+    return LossCurve(frame, name, points)
 
 
 @check(
@@ -55,7 +78,7 @@ def loss_not_finite(context: ProblemContext) -> Iterator[Finding]:
     """A loss or a norm of gradients that was read and is not finite, where no op can be named."""
     curves = context.derived(TrainingCurves)
     norms = [("the norm of the gradients", -1, curves.norms)]
-    losses = [("the loss", frame, curve) for frame, curve in curves.losses.items()]
+    losses = [("the loss", frame, curve) for frame, _, curve in curves.losses]
     named = (each for each in (*losses, *norms) if not all(math.isfinite(number) for _, number in each[2]))
     name, frame, curve = next(named, ("", -1, []))
     bad = [(step.number, number) for step, number in curve if not math.isfinite(number)]
@@ -84,25 +107,30 @@ def loss_not_finite(context: ProblemContext) -> Iterator[Finding]:
     Confidence.LIKELY,
 )
 def loss_grows(context: ProblemContext) -> Iterator[Finding]:
-    """A loss that is many times as large at the end as at the beginning."""
-    for frame, curve in context.derived(TrainingCurves).losses.items():
+    """A loss that is many times as large at the end as it was before."""
+    for frame, name, curve in context.derived(TrainingCurves).losses:
         finite = list(takewhile(lambda each: math.isfinite(each[1]), curve))
         numbers = [number for _, number in finite]
         factor = _growth(numbers)
         explodes = factor >= _EXPLODES and abs(numbers[-1]) >= _HUGE
         grows = factor >= _GROWS and abs(numbers[-1]) >= 1 and len(numbers) >= _SOME_STEPS
-        if explodes or (grows and _accelerates(numbers)):
+        start: int | None = 0
+        if not explodes and not (grows and _accelerates(numbers)):
+            start = _low_before_breakdown(numbers)
+        if start is not None:
             sure = Confidence.CERTAIN if explodes else Confidence.LIKELY
-            first, last = number_text(numbers[0]), number_text(numbers[-1])
-            title = f"the loss grows from {first} to {last} in {len(numbers):,} steps"
-            op = -1
-            if len(curve) > len(finite):
-                before, step = finite[-1][0], curve[len(finite)][0]
-                state = "NaN" if math.isnan(curve[len(finite)][1]) else "infinite"
+            first, last = number_text(numbers[start]), number_text(numbers[-1])
+            grows_or_falls = "grows" if numbers[-1] > numbers[start] else "falls"
+            title = f"{name} {grows_or_falls} from {first} to {last} in {len(numbers):,} steps"
+            op, before = -1, finite[-1][0]
+            if start or len(curve) > len(finite):
                 title = (
-                    f"the loss grows from {first} in step {finite[0][0].number} to {last} in step "
-                    f"{before.number} and is {state} in step {step.number}"
+                    f"{name} {grows_or_falls} from {first} in step {finite[start][0].number} to {last} in "
+                    f"step {before.number}"
                 )
+            if len(curve) > len(finite):
+                state = "NaN" if math.isnan(curve[len(finite)][1]) else "infinite"
+                title += f" and is {state} in step {curve[len(finite)][0].number}"
                 op = before.info.first_op  # before the op that made it infinite, which is a consequence
             yield Finding(title, frame=frame, op=op, confidence=sure)
 
@@ -115,17 +143,55 @@ def loss_grows(context: ProblemContext) -> Iterator[Finding]:
 )
 def loss_jumps(context: ProblemContext) -> Iterator[Finding]:
     """A loss that is many times as large in one step as in the others, and comes back."""
-    for frame, curve in context.derived(TrainingCurves).losses.items():
-        numbers = [abs(number) for _, number in curve]
-        if len(numbers) < _SOME_STEPS or not all(map(math.isfinite, numbers)):
+    for frame, name, curve in context.derived(TrainingCurves).losses:
+        sizes = [abs(number) for _, number in curve]
+        if not all(map(math.isfinite, sizes)):
             continue
-        step, largest = max(curve, key=lambda each: abs(each[1]))
-        usual = median(numbers)
-        if abs(largest) < max(1, _EXPLODES * usual) or not usual or step is curve[-1][0]:
-            continue
-        times = number_text(float(f"{abs(largest) / usual:.2g}"))
-        title = f"the loss jumps to {number_text(largest)} in step {step.number}, {times} times the median"
-        yield Finding(title, frame=frame)
+        jumps = []
+        lowest = math.inf  # of the steps behind: a loss that stays as large has not come back
+        for at in range(len(sizes) - 2, 0, -1):
+            lowest = min(lowest, sizes[at + 1])
+            usual = max(median(sizes[max(0, at - _SOME_STEPS) : at]), lowest)
+            if usual and _is_jump(sizes[at] / usual, sizes[at]):
+                jumps.append((sizes[at], at, usual))
+        if jumps:
+            size, at, usual = max(jumps)
+            step, number = curve[at]
+            times = number_text(float(f"{size / usual:.2g}"))
+            title = f"{name} jumps to {number_text(number)} in step {step.number}, {times} times the usual"
+            yield Finding(title, frame=frame)
+
+
+def _is_jump(factor: float, size: float) -> bool:
+    """Whether a loss of this size, so many times the usual one, is no batch like the others."""
+    return (factor >= _EXPLODES and size >= 1) or (factor >= _HUGE and size >= _HUGE)
+
+
+def _low_before_breakdown(numbers: Sequence[float]) -> int | None:
+    """The step with the low loss from which a curve went up for good; None if it did not.
+
+    The first loss counts as such by itself: no step had changed the weights. Later ones vary by their
+    batches, so there the median of some steps counts.
+
+    >>> _low_before_breakdown([1.1, 672, 209, 150, 88]), _low_before_breakdown([1, 4.6, 86.2])
+    (0, 0)
+    >>> _low_before_breakdown([300, 9, 1, 1, 1, 1, 1, 200, 290]), _low_before_breakdown([672, 80, 70, 60])
+    (2, None)
+    """
+    count, sizes = len(numbers), [abs(number) for number in numbers]
+    tail = max(count // 4, 2)
+    window = min(max(count // 4, 3), _WINDOW)
+    levels = [(size, 0, 1) for size in sizes[: count > 1]]
+    levels += [(median(sizes[at : at + window]), at, window) for at in range(count - tail - window + 1)]
+    low, start, length = min((each for each in levels if each[0]), default=(0.0, 0, 1))
+    if not low:
+        return None
+    rises = count < _SOME_STEPS and all(one < other for one, other in pairwise(sizes))
+    end = numbers[-1] if rises else min(numbers[-tail:])
+    stays = count > _LEAST_STEPS and end >= max(_LARGE, _BROKEN * low) and max(numbers) >= _PEAK
+    if not stays and numbers[-1] < _HUGE * max(1, low):
+        return None
+    return min(range(start, start + length), key=sizes.__getitem__)
 
 
 def _growth(numbers: Sequence[float]) -> float:
@@ -188,9 +254,31 @@ def gradients_of_zero(context: ProblemContext) -> Iterator[Finding]:
 def norm_grows(context: ProblemContext) -> Iterator[Finding]:
     """The norm of all gradients is many times as large at the end as at the beginning."""
     numbers = [norm for _, norm in context.derived(TrainingCurves).norms]
-    if _growth(numbers) >= _EXPLODES and numbers[-1] >= _EXPLODES:
+    if not all(map(math.isfinite, numbers)) or len(numbers) < _LEAST_STEPS:
+        return
+    # The first norm counts by itself, too: those of the next steps may be of weights that are thrown away.
+    last = min(numbers[-max(len(numbers) // 4, 2) :])
+    grows = _growth(numbers) >= _EXPLODES or (len(numbers) > _LEAST_STEPS and last >= _EXPLODES * numbers[0])
+    if grows and numbers[0] and numbers[-1] >= _EXPLODES:
         ends = f"from {number_text(numbers[0])} to {number_text(numbers[-1])}"
         yield Finding(f"the norm of the gradients grows {ends} in {len(numbers):,} steps")
+
+
+@check(
+    "learning-rate",
+    Severity.ERROR,
+    "A step with it destroys the weights or goes uphill. Look at the scheduler, or at the code that sets it.",
+)
+def learning_rate_impossible(context: ProblemContext) -> Iterator[Finding]:
+    """A rate that is no number, infinite or below zero."""
+    record = context.derived(LoopRecord)
+    for number, optimizer in enumerate(record.optimizers):
+        steps = record.steps_of(number)
+        bad = [rate for step in steps for rate in (step.lowest, step.highest)
+               if rate is not None and not 0 <= rate < math.inf]  # fmt: skip
+        if bad:
+            title = f"the learning rate of {optimizer.type} is {number_text(bad[0])}"
+            yield Finding(title, place=optimizer.place, called=optimizer.called)
 
 
 @check(
@@ -204,6 +292,8 @@ def learning_rate_vanishes(context: ProblemContext) -> Iterator[Finding]:
     record = context.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
         rates = [step.highest for step in record.steps_of(number) if step.highest is not None]
+        if not all(0 <= rate < math.inf for rate in rates):
+            continue
         known = [max(curve.points) for curve in record.rates_of(number)]
         peak = max([*rates, *known], default=0.0)
         low = 0

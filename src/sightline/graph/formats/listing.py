@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Final
 
 from sightline.graph.formats.drawing import printable
@@ -26,6 +27,8 @@ def listing(graph: Graph) -> str:
     head = f"{graph.name or 'graph'}: {len(nodes)} nodes, {len(graph.edges)} edges"
     head += f", standing for {total} nodes" if total > len(nodes) else ""
     lines = [_cut(" ".join(printable(head).split()), _WIDTH)]
+    if note := graph.info.get("not_recorded"):
+        lines += textwrap.wrap(printable(f"# {note}"), _WIDTH, subsequent_indent="# ")
     shown = nodes if len(nodes) <= _MAX_LINES else nodes[: _MAX_LINES - 1]
     width = min(28, max((len(node.name) for node in shown), default=0))
     lines += [_line(node, width) for node in shown]
