@@ -25,6 +25,7 @@ from sightline.data.index import Index
 from sightline.data.live_events import SourceFrame
 from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import I64, LEVELS, RAISED
+from sightline.data.training_steps import dropped_steps
 from sightline.errors import NothingMatched
 from sightline.hints import Hint
 from sightline.views.code_fold import CodeFold, OpWindow, SourceChains
@@ -114,7 +115,7 @@ class _Listing:
         for number, step in steps.items():
             numbers[max(step.first_op, 0) : max(step.end_op, 0)] = number
         self._steps: list[int] = numbers.tolist()  # the step of each op, -1 outside
-        self._step_count = len(steps)
+        self._step_count = len(steps) + (dropped_steps(index.raw) or 0)
         self._step = -1  # the step of the last rule
 
     def lines(self, windows: Iterable[I64], *, fold: bool = False) -> Iterator[Line]:
