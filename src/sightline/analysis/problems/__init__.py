@@ -118,7 +118,7 @@ def gaps(index: Index) -> list[Gap]:
     result = [Gap("what ran last", CUT_SHORT)] if data.info.get("unfinished") else []
     if not len(data.ops) and not len(data.calls):
         return [*result, Gap("", "nothing was recorded, so nothing was looked at")]
-    if not context.aten.any():
+    if not context.aten.any() and data.info.get("ops") not in ("both", "aten"):
         result.append(
             Gap(
                 "aten ops", f"aten ops were not recorded: {Hint.recording('ops', 'both')} finds most problems"
