@@ -228,6 +228,8 @@ def test_groups_whose_rates_differ_are_all_shown() -> None:
 def test_a_rate_that_goes_up_and_down_is_cut_and_counted() -> None:
     told = fact(trained([1.0], lambda step: 1.0 + step % 2, 100), "one step")
     assert told.endswith("SGD (lr 1 → 2 → 1 → 2 → … 95 more turns → 2)")
+    told = fact(trained([1.0], lambda step: 1.0 + step % 2, 6), "one step")
+    assert told.endswith("SGD (lr 1 → 2 → 1 → 2 → … 1 more turn → 2)")
 
 
 def test_a_step_by_itself_has_its_optimizer_and_its_number() -> None:

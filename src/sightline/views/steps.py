@@ -392,7 +392,8 @@ def _rate_text(curve: RateCurve) -> str:
     points = [number_text(rate) for rate in curve.points]
     turns = len(points) + curve.more - 2
     if turns >= _MAX_TURNS:
-        points = [*points[:_MAX_TURNS], f"… {turns - _MAX_TURNS + 1} more turns", points[-1]]
+        more = turns - _MAX_TURNS + 1
+        points = [*points[:_MAX_TURNS], f"… {more} more turn{'s' * (more > 1)}", points[-1]]
     return " → ".join(points)
 
 
