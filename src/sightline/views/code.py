@@ -217,10 +217,10 @@ class _Listing:
             # Ops of one form have the same number of tensors, unless the file is damaged.
             inputs = map(self._value, zip(*map(variation.inputs, differing), strict=False))
             outputs = map(self._value, zip(*map(variation.outputs, differing), strict=False))
-            arguments = variation.form(columns.form, differing).fill([*inputs])
+            name, raised = self._data.names[columns.name[first]], bool(columns.flags[first] & RAISED)
+            name, arguments = variation.form(columns.form, differing).written(name, [*inputs])
             has_result = columns.result[first] >= 0
             result = variation.form(columns.result, differing).fill([*outputs]) if has_result else ""
-            name, raised = self._data.names[columns.name[first]], bool(columns.flags[first] & RAISED)
             self._op_texts[key] = op_spans(name, arguments, result, phase, raised=raised, times=times)
         return self._op_texts[key]
 
