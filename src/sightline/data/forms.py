@@ -59,7 +59,7 @@ class Record:
 
 
 #: The operators that read and write a part of a tensor, and how many arguments they have.
-_SUBSCRIPTS: Final = {"[]": 2, "[]=": 3}
+SUBSCRIPTS: Final = {"[]": 2, "[]=": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Form:
         >>> Form((SLOT, (2, SLOT), 0)).written("[]=", ["f32[4, 5]", "i64[3]"])
         ('f32[4, 5]', '[2, i64[3]] = 0')
         """
-        if self.kwargs or len(self.args) != _SUBSCRIPTS.get(name):
+        if self.kwargs or len(self.args) != SUBSCRIPTS.get(name):
             return name, f"({self.fill(tensors)})"
         supply = iter(tensors)
         whole, item, *new = self.args

@@ -1,4 +1,4 @@
-"""The private torch names that most of the recorder relies on; one that a version lacks raises a clear sentence.
+"""The private torch names that most of the recorder relies on; one that is missing raises a clear sentence.
 
 A name that a single file needs stands in that file, as in `tensor_memory` and `native/compiled_regions`.
 `graph/exported` has a file for its own.
