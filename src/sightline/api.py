@@ -232,9 +232,11 @@ class Trace(TraceTables):
         from sightline.ranks.process_problems import process_problems
 
         between = rank_problems(run) if step is None and module is None else []
-        found = []
-        if kind not in RANK_KINDS:  # which needs each rank to be read once more
-            found = process_problems(run, module, lambda data: Trace(data)._at(step).index)
+        found, _ = (
+            process_problems(run, module, lambda data: Trace(data)._at(step).index)
+            if kind not in RANK_KINDS  # which needs each rank to be read once more
+            else ([], [])
+        )
         ops = sum(record.ops for record in run.records.values())
         count = len(run.records)
         where = f"{f'{ops:,} ops of ' if step is None else ''}{count:,} rank{'s' * (count != 1)}"

@@ -116,7 +116,7 @@ def call_text(name: str, form: Form, inputs: Sequence[str], outputs: str = "") -
 
     ``inputs`` are the texts of the tensor slots in order; ``outputs`` is the text of the result.
     """
-    text = f"{name}({form.fill(inputs)})"
+    text = "".join(form.written(name, inputs))
     return f"{text} -> {outputs}" if outputs else text
 
 

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sightline.cli.job_watch import JobWatch, position_written
+from sightline.cli.job_watch import JobWatch, _position, position_written
 from sightline.store.journal import JOURNAL
 
 
@@ -106,6 +107,16 @@ def test_one_rank_works_while_the_others_wait(job: Job, capsys: pytest.CaptureFi
             assert text == "", "once"
 
 
+def test_a_rank_that_reads_files_while_another_waits_runs_no_op(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.put(0, "train.py:31 in step", "all_reduce", idle=12)
+    job.put(1, "train.py:12 in load", idle=12, since=1)
+    text = printed(job, capsys)
+    assert "no rank has run an op for 12 s" in text
+    assert "rank 1 has run no op for 12 s, now at train.py:12 in load" in text
+
+
 def test_other_states_of_a_rank(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job.put(0, "train.py:31 in step", "recv", idle=20)
     job.put(1, "")
@@ -164,6 +175,20 @@ def test_a_rank_writes_where_its_main_thread_is(tmp_path: Path, monkeypatch: pyt
     assert second["since"] > first["since"]
     assert "line" not in read(), "it has ended"
     assert [each.name for each in tmp_path.iterdir()] == ["1.json"]
+
+
+def test_a_line_that_calls_again_and_again_is_one_place() -> None:
+    def load() -> Iterator[None]:
+        yield from ((yield), (yield))  # twice on one line
+
+    calls: Any = load()
+    places = []
+    for _ in range(2):
+        next(calls)
+        places.append((_position(calls.gi_frame), calls.gi_frame.f_lasti))
+    (first, at), (second, later) = places
+    assert at != later
+    assert first == second
 
 
 HANGS = """

@@ -36,7 +36,8 @@ def test_json_has_every_fact_of_every_op(run: Path) -> None:
         assert row["module_call"] == (op.call.index if op.call else None)
         assert row["inputs"] == [{"value": f"${v.id}", "tensor": str(v)} for v in op.inputs]
         assert row["outputs"] == [{"value": f"${v.id}", "tensor": str(v)} for v in op.outputs]
-        assert f"{op.name}({row['arguments']})" in str(op)
+        if not op.name.startswith("[]"):  # a subscript is written as in the program
+            assert f"{op.name}({row['arguments']})" in str(op)
         assert (row["start_ns"], row["duration_ns"]) == (op.start, op.duration)
         assert (row["flops"], row["raised"]) == (op.flops, op.raised)
         assert row["file"] is None or str(row["file"]).endswith(".py")

@@ -150,3 +150,17 @@ def test_steps_that_alternate_are_named_with_the_length_of_a_round() -> None:
                 if number % 4 == 3:
                     x.tanh()
     assert outline(t, 0) == ["group step0 … step7, in rounds of 4 steps ×2"]
+
+
+def test_epochs_with_an_evaluation_between_them_are_rounds_of_steps() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.trace(model) as t:
+        for _ in range(2):
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                model(torch.ones(8, 4))
+    assert outline(t, 0)[0] == "group step0 … step7, in rounds of 4 steps ×2"

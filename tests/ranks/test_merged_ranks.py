@@ -267,6 +267,15 @@ def test_problems_of_one_process_are_looked_for_on_every_rank(tmp_path: Path, en
         t.problems(module="conv")
 
 
+def test_the_first_screen_of_a_healthy_job_says_that_no_problem_was_found(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        torch.ones(4).relu()
+
+    record_ranks(tmp_path / "run.sight", run, 2)
+    screen = " ".join(str(sl.load(tmp_path / "run.sight")).split())
+    assert "problems none found; not looked at: the numbers in tensors (no statistics)" in screen
+
+
 def test_the_first_screen_of_a_large_job_says_that_ranks_were_gap_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,3 +120,16 @@ def test_cond_and_flex_attention_work() -> None:
     assert isinstance(traced[1], Tensor)
     assert torch.equal(plain[1], traced[1])
     assert any(op.flavour == "opaque" for op in t.ops)
+
+
+def test_aten_ops_inside_compiled_code_are_not_said_to_be_unrecorded() -> None:
+    net = Net()
+    compiled = torch.compile(net, backend="eager")
+    with torch.no_grad():
+        compiled(X)
+        with sl.trace(net) as t:
+            compiled(X)
+    line = next(row for row in str(t).splitlines() if row.startswith("problems "))
+    assert "compiled code" in line
+    assert "aten ops" not in line
+    assert "ops='both'" not in str(t.problems())

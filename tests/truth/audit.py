@@ -8,6 +8,7 @@ from pathlib import Path
 
 import sightline as sl
 from tests.truth.audit_call_order import audit_call_order
+from tests.truth.audit_last_ops import audit_last_ops
 from tests.truth.audit_memory import audit_memory
 from tests.truth.audit_one_step import audit_one_step
 from tests.truth.audit_overview import audit_overview
@@ -39,6 +40,7 @@ AUDITS = {
     "tables": audit_tables,
     "SQL": audit_sql,
     "page": audit_page,
+    "last=": audit_last_ops,
     "saved": audit_saved,
 }
 

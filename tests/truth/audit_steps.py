@@ -215,7 +215,7 @@ def is_course(text: str, rates: Sequence[float]) -> bool:
     groups = re.split(" and ", text)
     if len(groups) > 1:  # the truth is that of the group with the highest rate
         return any(is_course(group, rates) for group in groups)
-    left_out = re.search(r"… ([\d,]+) more turns → ", text)
+    left_out = re.search(r"… ([\d,]+) more turns? → ", text)
     if left_out:
         text = text.replace(left_out[0], "")
         if len(re.findall(q.FLOAT, text)) + int(left_out[1].replace(",", "")) != len(points):

@@ -43,15 +43,19 @@ def run(program: Program, folder: Path) -> Run:
     path.write_text(program.source, "utf-8")
     observer = Observer(str(path), hooks=not program.facts.compiled)
     _, first, losses = _main(_imported(path), observer, lambda name: nullcontext())
-    module = _imported(path)
     options = program.options | (
         {"path": folder / f"{program.name}.sight"} if "path" in program.options else {}
     )
     began = time.perf_counter_ns()
-    trace, second, again = _main(module, partial(sl.trace, **options), sl.step)
+    trace, second, again = recorded(path, options)
     wall = time.perf_counter_ns() - began
     same = repr(losses) == repr(again) and all(map(torch.equal, first, second))
     return Run(program, path, observer.truth, trace, wall, losses, same=same)
+
+
+def recorded(path: Path, options: dict[str, Any]) -> tuple[Any, list[torch.Tensor], list[float]]:
+    """A recorded run of the program in a file: the recording, its weights, and its losses."""
+    return _main(_imported(path), partial(sl.trace, **options), sl.step)
 
 
 def _main(module: ModuleType, trace: Any, step: Any) -> tuple[Any, list[torch.Tensor], list[float]]:

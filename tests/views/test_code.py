@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+import sightline as sl
 from sightline.api import Trace
 from sightline.data.forms import SLOT, Form
 from sightline.data.live_events import SourceFrame
@@ -372,3 +374,18 @@ def test_each_level_of_nested_loops_has_its_own_header() -> None:
         "┊ │ # mul(f32[2]) -> f32[2];",
         "└",
     ]
+
+
+def test_a_subscript_reads_as_it_is_written() -> None:
+    x = torch.ones(4, 5)
+    with sl.trace() as t:
+        x[:2, 1:][torch.tensor([0, 1])]
+        x[0] = 1
+    texts = [str(op) for op in t.ops.where(level="api") if op.name.startswith("[]")]
+    assert texts == [
+        "f32[4, 5][:2, 1:] -> f32[2, 4]",
+        "f32[2, 4][i64[2]] -> f32[2, 4]",
+        "f32[4, 5][0] = 1",
+    ]
+    code = str(t.code(level="api"))
+    assert all(f"# {text};" in code for text in texts)

@@ -257,3 +257,23 @@ def test_memory_that_was_overwritten_is_in_no_summary() -> None:
         memory.copy_(torch.ones(4))
         nn.Linear(4, 2)(memory)
     assert "NaN" not in str(t.summary())
+
+
+@pytest.mark.parametrize("suffix", ["", "_embeddings", "_embeddings_with_a_long_name"])
+def test_a_row_of_several_modules_says_how_many_however_long_their_names_are(suffix: str) -> None:
+    class Embeddings(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Module()
+            for name in ("word", "position", "token_type"):
+                setattr(self.inner, f"{name}{suffix}", nn.Embedding(4, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([each(x) for each in self.inner.children()])
+
+    model = nn.Sequential(Embeddings())
+    with sl.trace(model) as t:
+        model(torch.arange(4))
+    row = next(line for line in str(t).splitlines() if line.strip().startswith("word"))
+    assert "(Embedding ×3)" in row
+    assert "……" not in row

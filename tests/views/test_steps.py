@@ -228,6 +228,8 @@ def test_groups_whose_rates_differ_are_all_shown() -> None:
 def test_a_rate_that_goes_up_and_down_is_cut_and_counted() -> None:
     told = fact(trained([1.0], lambda step: 1.0 + step % 2, 100), "one step")
     assert told.endswith("SGD (lr 1 → 2 → 1 → 2 → … 95 more turns → 2)")
+    told = fact(trained([1.0], lambda step: 1.0 + step % 2, 6), "one step")
+    assert told.endswith("SGD (lr 1 → 2 → 1 → 2 → … 1 more turn → 2)")
 
 
 def test_a_step_by_itself_has_its_optimizer_and_its_number() -> None:
@@ -342,3 +344,54 @@ def test_gradients_of_the_step_before_are_no_reason_to_look_for_a_nan(engine: An
             scaler.update()
     assert "t.nonfinite()" in str(t.step(1))
     assert "t.nonfinite()" not in str(t.step(2))
+
+
+def _last_ops_of_steps(count: int, *, optimizers: int = 1) -> sl.Trace:
+    """The last ops of twelve steps of 30 ops."""
+    model = nn.Linear(8, 1)
+    every = [torch.optim.SGD([each], lr=1e-3) for each in model.parameters()][:optimizers]
+    x, y = torch.randn(32, 8), torch.randn(32, 1)
+    with sl.trace(model, last=count) as t:
+        for _ in range(12):
+            loss = ((model(x) - y) ** 2).mean()
+            model.zero_grad()
+            loss.backward()
+            for each in every:
+                each.step()
+            loss.item()
+    return t
+
+
+def test_steps_of_the_last_ops_keep_their_numbers_and_the_cut_one_says_that_it_is_cut() -> None:
+    t = _last_ops_of_steps(100)
+    steps = step_summaries(t.index)
+    assert [step.number for step in steps] == [8, 9, 10, 11]
+    assert [step.incomplete for step in steps] == [True, False, False, False]
+    assert not steps[0].losses
+    text = str(t)
+    assert "after 8 that were not kept" in text
+    assert re.search(r"\n8 .*its first ops may not have been kept", text)
+    assert "no module" not in text  # the cut step is not a kind of its own
+    assert "its first ops may not have been kept" in str(t.step(8))
+    assert "its first ops" not in str(t.step(9))
+    assert re.search(r"══ steps? 8 .*of 12", str(t.code()))
+
+
+def test_a_first_step_of_the_last_ops_that_is_whole_is_not_called_incomplete() -> None:
+    whole = step_summaries(_last_ops_of_steps(100).index)[-1].ops
+    steps = step_summaries(_last_ops_of_steps(4 * whole).index)
+    assert [step.number for step in steps] == [8, 9, 10, 11]
+    assert not any(step.incomplete for step in steps)
+
+
+def test_steps_of_several_optimizers_are_said_to_be_those_that_were_kept() -> None:
+    t = _last_ops_of_steps(100, optimizers=2)
+    assert step_summaries(t.index)[0].number == 0
+    assert "that were kept" in str(t)
+
+
+@pytest.mark.parametrize("count", range(60, 130, 7))
+def test_a_step_of_several_optimizers_ends_with_the_last_of_them_wherever_the_cut_is(count: int) -> None:
+    whole, *_ = step_summaries(_last_ops_of_steps(10_000, optimizers=2).index)
+    steps = step_summaries(_last_ops_of_steps(count, optimizers=2).index)
+    assert {step.ops for step in steps[1:]} <= {whole.ops}

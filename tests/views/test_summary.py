@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from torch import nn
 
 import sightline as sl
 from sightline.api import Trace
@@ -237,3 +238,16 @@ def test_the_ops_of_layers_that_share_a_row_are_summed_like_its_calls() -> None:
     assert f"· view ×{4 * 2 * rounds}, relu ×{4 * rounds}" in folded
     assert f" {4 * rounds} " in rows(folded)["0…3"], "calls"
     assert unfolded.count(f"· view ×{2 * rounds}, relu ×{rounds}") == 4
+
+
+def test_layers_that_ran_once_each_have_no_column_of_calls() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    with sl.trace(model) as t:
+        model(torch.ones(2, 4))
+    text = str(t.summary())
+    assert "0…2 (Linear)" in text
+    assert "4, each called once" in text
+    assert "calls" not in text.splitlines()[0]
+    with sl.trace(model) as t:
+        model(model(torch.ones(2, 4)))
+    assert "calls" in str(t.summary()).splitlines()[0]

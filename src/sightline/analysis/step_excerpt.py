@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sightline.data import trace_data as d
 from sightline.data.index import Index
 from sightline.data.optimizer_steps import clip_times
+from sightline.data.training_steps import innermost_steps, may_lack_beginning
 
 T = TypeVar("T")
 Bools = NDArray[np.bool_]
@@ -127,6 +128,10 @@ class _Excerpt:
             and begin <= row[3] < self._end_time
         ]  # fmt: skip
         name = f"{self._data.info.get('name') or 'of a run'}, {self._span.name}"
+        steps = innermost_steps(self._index.step_infos)
+        begins = bool(steps) and self._span.first_op <= steps[0].first_op < max(self._span.end_op, 1)
+        if begins and may_lack_beginning(self._index):
+            info["incomplete"] = True
         return info | {
             "name": name, "duration_ns": self._span.duration, "excerpt": self._span.name,
             "training": self._training(), "warnings": warnings,

@@ -17,7 +17,7 @@ from sightline.analysis.memory import memory_of
 from sightline.data.index import Index
 from sightline.data.optimizer_steps import OptimizerStep, optimizer_steps
 from sightline.data.trace_data import I64, LEVELS, PHASES, REQUIRES_GRAD, StepInfo, TraceData
-from sightline.data.training_steps import innermost_steps, scaler_updates
+from sightline.data.training_steps import innermost_steps, may_lack_beginning, scaler_updates
 from sightline.errors import NothingMatched, UsageError
 from sightline.hints import Hint
 from sightline.patterns import bare_name
@@ -134,6 +134,7 @@ class StepSummary:
     peak: int
     skipped: bool  #: a gradient scaler found an infinity, and the optimizer did not step
     passes: tuple[BackwardPasses, ...] = ()  #: those whose losses are known
+    incomplete: bool = False  #: ``last=`` may have dropped its first ops: losses and peak are unknown
 
 
 #: The results of `step_numbers`, as long as their index lives: the first screen and several checks need them.
@@ -152,7 +153,8 @@ def step_summaries(index: Index) -> list[StepSummary]:
         start, duration = step.info.start, step.info.duration
         first = max(int(np.searchsorted(moments, start, side="right")) - 1, 0)
         end = max(int(np.searchsorted(moments, start + duration)), first + 1)
-        summaries.append(replace(step, peak=int(levels[first:end].max(initial=0))))
+        peak = 0 if step.incomplete else int(levels[first:end].max(initial=0))
+        summaries.append(replace(step, peak=peak))
     return summaries
 
 
@@ -163,13 +165,15 @@ def step_numbers(index: Index) -> list[StepSummary]:
     summaries: list[StepSummary] = []
     reader, phase = _ScalarReader(index), index.raw.ops.phase
     updates = np.array(scaler_updates(index.raw), dtype=np.int64)
+    incomplete = may_lack_beginning(index)
     for number, info in numbered_steps(index).items():
         phases = phase[info.first_op : info.end_op]
         updated = ((updates >= info.first_op) & (updates < info.end_op)).any()
         skipped = bool(updated and (phases == _BACKWARD).any() and not (phases == _OPTIMIZER).any())
-        losses, passes = reader.losses(info)
+        losses, passes = ((), ()) if incomplete else reader.losses(info)
         ops, norm = info.end_op - info.first_op, reader.norm(info)
-        summaries.append(StepSummary(number, info, ops, losses, norm, 0, skipped, passes))
+        summaries.append(StepSummary(number, info, ops, losses, norm, 0, skipped, passes, incomplete))
+        incomplete = False  # the others are whole
     _numbers[index] = summaries
     return summaries
 

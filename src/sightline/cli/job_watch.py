@@ -63,13 +63,13 @@ def position_written(folder: Path | None, recording: Path) -> Iterator[None]:
 
 def _write_positions(file: Path, recording: Path, ended: threading.Event) -> None:
     main, since = threading.main_thread().ident, time.time()
-    before: tuple[tuple[int, int], ...] = ()
+    before = "", ""
     with suppress(OSError):  # the folder goes when the launcher does
         while not ended.wait(_SECONDS):
             frame = sys._current_frames().get(main or 0)
-            stack, line, call = _position(frame)
-            if stack != before:
-                before, since = stack, time.time()
+            line, call = place = _position(frame)
+            if place != before:
+                before, since = place, time.time()
             _write(file, {"recording": str(recording), "line": line, "call": call, "since": since})
         _write(file, {"recording": str(recording)})
 
@@ -80,22 +80,19 @@ def _write(file: Path, position: dict[str, object]) -> None:
     os.replace(part, file)
 
 
-def _position(frame: FrameType | None) -> tuple[tuple[tuple[int, int], ...], str, str]:
-    """A stack as a comparable key, its innermost line outside torch, and the collective called there."""
+def _position(frame: FrameType | None) -> tuple[str, str]:
+    """The innermost line of a stack outside torch, and the collective called there."""
     from sightline.recording import distributed as wait_log
 
-    stack: list[tuple[int, int]] = []
     line = call = ""
-    while frame is not None:
-        stack.append((id(frame.f_code), frame.f_lasti))
-        if not line:
-            file, name = frame.f_code.co_filename, frame.f_code.co_name
-            if inside_torch(file) in _COLLECTIVES or (file == wait_log.__file__ and name == "wait"):
-                call = name
-            elif not (torch_file(file) or python_file(file)):
-                line = f"{os.path.basename(file)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+    while frame is not None and not line:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if inside_torch(file) in _COLLECTIVES or (file == wait_log.__file__ and name == "wait"):
+            call = name
+        elif not (torch_file(file) or python_file(file)):
+            line = f"{os.path.basename(file)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
         frame = frame.f_back
-    return tuple(stack), line, call
+    return line, call
 
 
 # -- in the launcher ---------------------------------------------------------------------------------------
@@ -109,6 +106,7 @@ class _Position:
     recording: Path
     line: str
     call: str  #: the collective it is in
+    quiet: float  #: seconds without an op
     idle: float  #: seconds without an op and at one place
     silent: float  #: seconds since it wrote this
     ended: bool
@@ -124,6 +122,8 @@ class _Position:
         if self.silent > _SILENT:
             return f"{who} {have} been seen {at} last, {self.silent:.0f} s ago"
         if self.idle < _PATIENCE / 2:
+            if self.quiet >= _PATIENCE:
+                return f"{who} {have} run no op for {self.quiet:.0f} s, now {at}"
             return f"{who} {run}, {at}"
         return f"{who} {have} been {at} for {self.idle:.0f} s"
 
@@ -143,8 +143,9 @@ class JobWatch:
         running = [each for each in ranks if not each.ended]
         if not running or not all((each.recording / JOURNAL).exists() for each in running):
             return  # without a journal a standstill cannot be seen
-        least = min(each.idle for each in running)
         waiting = [each for each in running if each.call and each.idle >= self._patience]
+        # While one waits, others may read files or sleep: only their ops show that they go on.
+        least = min(each.quiet if waiting else each.idle for each in running)
         place = [(each.rank, each.line, each.call) for each in waiting or running]
         if place == self._printed:
             return
@@ -203,10 +204,11 @@ def _read(rank: int, position: dict[str, object]) -> _Position:
     now = time.time()
     recording = Path(str(position["recording"]))
     ended = not position.get("line")  # then its program has, and its recording is finished
-    since = float(str(position.get("since", now)))
+    since = last_op = float(str(position.get("since", now)))
     with suppress(OSError):
-        since = max(since, (recording / JOURNAL).stat().st_mtime)
+        last_op = (recording / JOURNAL).stat().st_mtime
     return _Position(
-        rank, recording, str(position.get("line", "")), str(position.get("call", "")), max(now - since, 0.0),
+        rank, recording, str(position.get("line", "")), str(position.get("call", "")),
+        max(now - last_op, 0.0), max(now - max(since, last_op), 0.0),
         max(now - float(str(position["now"])), 0.0), ended,
     )  # fmt: skip

@@ -30,7 +30,7 @@ NAMES: Final = (
 )  # fmt: skip
 
 #: The columns that the table shows.
-_TABLE_NAMES: Final = ("id", "phase", "parent", "name", "arguments", "result", "raised", "module", "file",
+_TABLE_NAMES: Final = ("id", "phase", "parent", "call_text", "result", "raised", "module", "file",
                     "line", "duration_ns", "device_ns", "flops")  # fmt: skip
 
 
@@ -121,6 +121,12 @@ def _readers() -> dict[str, Reader]:
 
         return read
 
+    def calls(context: TableContext, ids: I64) -> list[Any]:
+        ops, tensors = context.raw.ops, op_inputs(context, ids)
+        metas = tensors.split(context.raw.values.meta[tensors.items].tolist())
+        texts = zip(ops.name[ids].tolist(), ops.form[ids].tolist(), metas, strict=True)
+        return [context.op_text(name, form, -1, inputs, ()) for name, form, inputs in texts]
+
     def values(lists: Callable[[TableContext, I64], Lists]) -> Reader:
         def read(context: TableContext, ids: I64) -> list[Any]:
             tensors = lists(context, ids)
@@ -143,6 +149,7 @@ def _readers() -> dict[str, Reader]:
         "line": lookup(lambda context: context.lines, user_frames),
         "function": lookup(lambda context: context.functions, user_frames),
         "arguments": text("form", op_inputs),
+        "call_text": calls,
         "inputs": values(op_inputs),
         "result": text("result", op_outputs),
         "outputs": values(op_outputs),
@@ -166,7 +173,7 @@ def _columns(nested: bool, phases: bool, *, flops: bool, last: int, device: bool
         return position_text(row["file"], row["line"]).rpartition("/")[2] if row["file"] else ""
 
     def op_text(row: Row) -> str:
-        return f"{'  ' if nested and row['parent'] is not None else ''}{row['name']}({row['arguments']})"
+        return f"{'  ' if nested and row['parent'] is not None else ''}{row['call_text']}"
 
     columns = [
         Column("id", lambda row: str(row["id"]), "dim", right=True, widest=len(str(last))),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sightline.analysis.lifetimes import Lifetimes, lifetimes
 from sightline.analysis.row_groups import flat_positions
 from sightline.data import trace_data as d
+from sightline.data.forms import SUBSCRIPTS
 from sightline.data.index import Index
 
 #: Objects by id, and None at the end, where -1 looks.
@@ -167,7 +168,11 @@ class TableContext:
         self, name: int, form: int, result: int, inputs: Sequence[int], outputs: Sequence[int]
     ) -> str:
         """``mm(f32[2, 8], f32[8, 4]) -> f32[2, 4]``; the tensors are given by their metadata."""
-        text = f"{self.raw.names[name]}({self.form_text(form, inputs)})"
+        text = self.raw.names[name]
+        if text in SUBSCRIPTS and form >= 0:
+            text = "".join(self.raw.forms[form].written(text, [self.metas[meta] for meta in inputs]))
+        else:
+            text += f"({self.form_text(form, inputs)})"
         returned = self.form_text(result, outputs)
         text = f"{text} -> {returned}" if returned else text
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

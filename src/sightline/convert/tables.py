@@ -80,7 +80,7 @@ def _device_time(column: Callable[[TableContext], Array | None]) -> Reader:
 
 OPS: Final = Table(
     "ops",
-    ABOUT["ops"],
+    f"{ABOUT['ops']}; to count ops, choose one level",
     with_stored(
         "ops",
         Column("id", _INT, "position in the recording, from 0", row_id),

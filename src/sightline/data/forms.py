@@ -58,6 +58,10 @@ class Record:
     fields: dict[str, Any]
 
 
+#: The operators that read and write a part of a tensor, and how many arguments they have.
+SUBSCRIPTS: Final = {"[]": 2, "[]=": 3}
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """The arguments of one kind of call, tensors replaced by slots.
@@ -75,6 +79,22 @@ class Form:
         parts = [_text(item, supply) for item in self.args]
         parts += [f"{key}={_text(item, supply)}" for key, item in (self.kwargs or {}).items()]
         return ", ".join(parts)
+
+    def written(self, name: str, tensors: Sequence[str]) -> tuple[str, str]:
+        """A call of ``name`` in two parts, the name and the arguments; a subscript as it stands in a program.
+
+        >>> Form((SLOT, 3)).written("mul.Tensor", ["f32[2]"])
+        ('mul.Tensor', '(f32[2], 3)')
+        >>> Form((SLOT, (2, SLOT), 0)).written("[]=", ["f32[4, 5]", "i64[3]"])
+        ('f32[4, 5]', '[2, i64[3]] = 0')
+        """
+        if self.kwargs or len(self.args) != SUBSCRIPTS.get(name):
+            return name, f"({self.fill(tensors)})"
+        supply = iter(tensors)
+        whole, item, *new = self.args
+        head = _text(whole, supply)
+        inner = _items_text(item, supply) if isinstance(item, tuple) and item else _text(item, supply)
+        return head, f"[{inner}]" + "".join(f" = {_text(each, supply)}" for each in new)
 
     def leaves(self) -> Iterator[tuple[str, Any]]:
         """Everything that holds nothing else, with its path: ``[0]``, ``mask``, ``[1][0]``, ``past.key``."""

@@ -38,20 +38,72 @@ _WEIGHTS = tuple(map(KINDS.index, ("parameter", "buffer", "state")))
 _PARAMETER = KINDS.index("parameter")
 #: Nanoseconds in which no batch is prepared: an optimizer is built, a file is read.
 _PAUSE: Final = 50_000_000
+#: The first optimizer of a run, which begins a step where several step in it, among storages of weights.
+_FIRST_OPTIMIZER: Final = -2  # -1 is no storage
 #: The op of a gradient scaler at the end of each step, whether the optimizer stepped or not.
 SCALER_UPDATE: Final = "_amp_update_scale_"
 
 
 def steps_of(index: Index) -> list[StepInfo]:
-    """Every step in order of its begin; detected ones are called ``step0``, ``step1`` …"""
+    """Every step in order of its begin; detected ones are called ``step0``, ``step1`` …
+
+    With ``last=`` they keep the numbers that they had in the run, where these are known.
+    """
     named = [clip_times(step) for step in index.raw.steps if step.name != OPTIMIZER_STEP]
     detected = [StepInfo("", *span) for span in _StepDetector(index, named).spans()]
     ordered = sorted([*named, *detected], key=lambda step: (step.first_op, step.first_call, step.start))
-    steps, number = [], 0
+    steps: list[StepInfo] = []
+    number = dropped_steps(index.raw) or 0
     for at, step in enumerate(ordered):
         steps.append(step if step.name else replace(step, name=f"step{number}"))
         number += not contains_next(ordered, at)
     return steps
+
+
+def dropped_steps(data: TraceData) -> int | None:
+    """How many steps ended before the first op that ``last=`` kept; None where that is not known.
+
+    Steps of an optimizer are counted while the program runs. They are training steps if there is only one
+    optimizer, no scaler that may skip some, and no step with a name.
+    """
+    info = data.info
+    if not info.get("dropped"):
+        return 0
+    training = info.get("training")
+    training = training if isinstance(training, dict) else {}
+    listed, count = training.get("optimizers"), training.get("count")
+    single = isinstance(listed, list) and len(listed) == 1
+    named = any(step.name != OPTIMIZER_STEP for step in data.steps)
+    scaled = any(name.rpartition(".")[2] == SCALER_UPDATE for name in data.names)
+    if (
+        not single or type(count) is not int or named or scaled or info.get("unfinished")
+    ):  # the journal may be ahead of the count
+        return None
+    kept = sum(step.name == OPTIMIZER_STEP for step in data.steps)
+    return max(count - kept, 0)
+
+
+def may_lack_beginning(index: Index) -> bool:
+    """Whether ``last=`` may have dropped the first ops of the first step.
+
+    It is surely whole if it begins where later steps begin, and has as many ops as the largest of them. One
+    later step is no evidence: a window of accumulated gradients may be cut to the size of a last, short one.
+    """
+    data, steps = index.raw, innermost_steps(index.step_infos)
+    if not data.info.get("dropped") or not steps:
+        return bool(steps and data.info.get("incomplete"))
+    first, *later = steps
+    if not len(data.ops):
+        return first.first_call == 0
+    begins = {_begin_of(data, step) for step in later}
+    most = max((step.end_op - step.first_op for step in later), default=0)
+    return len(later) < 2 or _begin_of(data, first) not in begins or first.end_op - first.first_op < most
+
+
+def _begin_of(data: TraceData, step: StepInfo) -> tuple[int, int]:
+    """The name and the stack of the first op of a step."""
+    at = min(step.first_op, len(data.ops) - 1)
+    return int(data.ops.name[at]), int(data.ops.frame[at])
 
 
 def innermost_steps(steps: Sequence[StepInfo]) -> list[StepInfo]:
@@ -179,7 +231,7 @@ class _StepDetector:
                 end = _StepEnd(step.first_op, step.end_op, step.end_call, step.start + step.duration)
                 end.weights = self._weights_read(step.first_op, step.end_op)
                 if end.weights and each.optimizer >= 0:
-                    end.weights.add(-2 - each.optimizer)  # -1 is no storage
+                    end.weights.add(_FIRST_OPTIMIZER - each.optimizer)
                 marks.append(end)
         skipped = [
             each
@@ -188,10 +240,12 @@ class _StepDetector:
         ]
         ends = sorted([*marks, *skipped], key=lambda each: each.end_op)
         turns = _Turns(ends)
+        cut_short = bool(self._data.info.get("dropped"))  # the optimizers that began a step may be missing
         merged: list[_StepEnd] = []
         for at, ending in enumerate(ends):
             last = merged[-1] if merged else None
-            if last is None or last.weights & ending.weights or not self._is_one_step(turns, at):
+            is_first = len(merged) == 1 and cut_short and _FIRST_OPTIMIZER in ending.weights
+            if last is None or is_first or last.weights & ending.weights or not self._is_one_step(turns, at):
                 merged.append(replace(ending))
             else:
                 merged[-1] = replace(ending, weights=ending.weights | last.weights)

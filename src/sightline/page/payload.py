@@ -113,7 +113,10 @@ def _is_folded(data: TraceData, kept: KeptRows) -> bool:
 
 
 def _forms(context: TableContext, strings: Strings) -> I32:
-    """For each op the text of its arguments, with a NUL for each tensor, then the names of the tensors."""
+    """For each op the text of its arguments, with a NUL for each tensor, then the names of the tensors.
+
+    A subscript has the tensor before it.
+    """
     ops = context.raw.ops
     if not len(ops):
         return ops.form
@@ -123,7 +126,8 @@ def _forms(context: TableContext, strings: Strings) -> I32:
     for id in first.tolist():
         op = Op(context.index, id)
         names = argument_names(op)
-        text = op.form.fill([_SLOT] * len(names))
+        name, arguments = op.form.written(op.name, [_SLOT] * len(names))
+        text = arguments[1:-1] if name == op.name else f"{name}{arguments}"
         texts.append("\n".join([text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…", *names]))
     forms: I32 = strings.all_of(texts)[same.reshape(-1)]
     return forms

@@ -323,11 +323,11 @@ class _TreeBuilder:
         rounds = self._children[node]
         if self._kind[rounds[0]] != ROUND:
             return self._span_label(rounds[0], rounds[-1], outer)
-        first = self._children[rounds[0]]
-        if all(self._kind[each] == STEP for each in first):
-            span = self._span_label(first[0], self._children[rounds[-1]][-1], outer)
-            return f"{span}, in rounds of {len(first)} steps"
-        members = list(zip(first, self._children[rounds[-1]], strict=True))
+        members = list(zip(self._children[rounds[0]], self._children[rounds[-1]], strict=True))
+        steps = [each for each in members if self._kind[each[0]] == STEP]
+        if steps:  # epochs: an evaluation may stand between the steps of two
+            span = self._span_label(steps[0][0], steps[-1][1], outer)
+            return f"{span}, in rounds of {len(steps)} steps" if len(steps) > 1 else span
         calls = [each for each in members if self._kind[each[0]] == CALL]  # they say more than ops
         names = [self._span_label(*each, outer) for each in calls or members]
         more = f" +{len(names) - _NAMED}" if len(names) > _NAMED else ""

@@ -68,9 +68,11 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
     """One screen about all ranks; ``more`` lists the other views, as the caller spells them."""
     waiting = Waiting.of(run)
     problems = rank_problems(run, waiting)
+    not_looked_at: list[str] = []
     is_small = sum(record.ops for record in run.records.values()) <= _MOST_OPS
     if is_small:
-        problems = in_order(problems, process_problems(run))
+        single, not_looked_at = process_problems(run)
+        problems = in_order(problems, single)
     waits = np.array([waiting.waited[rank] for rank in run.ranks], dtype=np.int64)
     spreads = [Spread("waiting for other ranks", waits)] if waits.any() else []
     spreads += module_spreads(run, _MOST_ROWS // 2)
@@ -93,7 +95,10 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
             blocks.append(
                 line((f"… and {len(problems) - _MOST_PROBLEMS} more: {Hint.view('problems')}", "dim"))
             )
-        if not is_small:
+        if is_small and not problems:
+            unseen = f"; not looked at: {', '.join(not_looked_at)}" if not_looked_at else ""
+            blocks += [line(), _fact("problems", f"none found{unseen}")]
+        elif not is_small:
             text = f"looked for between ranks; {Hint.view('problems')} looks at each rank by itself, too"
             blocks += [line(), _fact("problems", text)]
         for table in (_collectives(run), spread):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from sightline.analysis.problems import FIRST, Problem, Severity, find
+from sightline.analysis.problems import FIRST, Problem, Severity, find, gaps
 from sightline.data.index import Index
 from sightline.data.trace_data import TraceData
 from sightline.errors import SightlineError, UsageError
@@ -36,8 +36,10 @@ class _Folded:
 
 def process_problems(
     run: Run, module: str | None = None, part: Callable[[TraceData], Index] = Index
-) -> list[Problem]:
-    """The problems of all ranks, those of some ranks only before those of all, under their severity.
+) -> tuple[list[Problem], list[str]]:
+    """The problems of all ranks, and the subjects that could not be looked at.
+
+    Problems of some ranks only come before those of all, under their severity.
 
     ``module`` is a glob that selects modules; ``part`` selects the part of a recording to examine. A rank
     without that part, such as a step it did not come to, has no problems; if no rank has it, it is an error.
@@ -45,9 +47,10 @@ def process_problems(
     folded: dict[Hashable, _Folded] = {}
     errors: list[UsageError] = []
     unread: list[Problem] = []
+    unseen: dict[str, list[int]] = {}
     for rank, record in run.records.items():
         try:
-            problems, paths = _problems_of_rank(record.path, module, part)
+            problems, subjects, paths = _problems_of_rank(record.path, module, part)
         except UsageError as error:
             errors.append(error)
             continue
@@ -58,6 +61,8 @@ def process_problems(
                 why="", module="", modules=(), place="", detail=str(error),
             ))  # fmt: skip
             continue
+        for subject in subjects:
+            unseen.setdefault(subject, []).append(rank)
         for problem in problems:
             if paths is not None and paths.isdisjoint(problem.modules):
                 continue
@@ -82,16 +87,22 @@ def process_problems(
         problem, is_common = each.problem, len(each.ranks) == len(run.records)
         return problem.kind != FIRST, -problem.severity, -problem.confidence, is_common
 
-    return [*(_shown(each, run) for each in sorted(folded.values(), key=order)), *unread]
+    not_looked_at = [
+        subject if len(ranks) == len(run.records) else f"{subject} of {ranks_text(ranks)}"
+        for subject, ranks in unseen.items()
+    ]
+    return [*(_shown(each, run) for each in sorted(folded.values(), key=order)), *unread], not_looked_at
 
 
 def _problems_of_rank(
     path: Path, module: str | None, part: Callable[[TraceData], Index]
-) -> tuple[list[Problem], set[str] | None]:
-    """The problems of one rank, and the paths of the selected modules."""
+) -> tuple[list[Problem], list[str], set[str] | None]:
+    """The problems of one rank, the subjects not looked at, and the paths of the selected modules."""
     data = load(path)
     try:
-        return find(part(data)), None if module is None else matching_paths(data.modules, module)
+        index = part(data)
+        subjects = [each.subject for each in gaps(index) if each.subject]
+        return find(index), subjects, None if module is None else matching_paths(data.modules, module)
     finally:
         data.close()
 

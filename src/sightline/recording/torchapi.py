@@ -1,6 +1,7 @@
-"""Every private torch name that the recorder cannot do without; `graph/exported` has a file for its own.
+"""The private torch names that most of the recorder relies on; one that is missing raises a clear sentence.
 
-A name that a torch version lacks raises one clear sentence here, and nowhere else.
+A name that a single file needs stands in that file, as in `tensor_memory` and `native/compiled_regions`.
+`graph/exported` has a file for its own.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from sightline.data.index import Index
 from sightline.data.live_events import SourceFrame
 from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import I64, LEVELS, RAISED
+from sightline.data.training_steps import dropped_steps
 from sightline.errors import NothingMatched
 from sightline.hints import Hint
 from sightline.views.code_fold import CodeFold, OpWindow, SourceChains
@@ -114,7 +115,7 @@ class _Listing:
         for number, step in steps.items():
             numbers[max(step.first_op, 0) : max(step.end_op, 0)] = number
         self._steps: list[int] = numbers.tolist()  # the step of each op, -1 outside
-        self._step_count = len(steps)
+        self._step_count = len(steps) + (dropped_steps(index.raw) or 0)
         self._step = -1  # the step of the last rule
 
     def lines(self, windows: Iterable[I64], *, fold: bool = False) -> Iterator[Line]:
@@ -216,10 +217,10 @@ class _Listing:
             # Ops of one form have the same number of tensors, unless the file is damaged.
             inputs = map(self._value, zip(*map(variation.inputs, differing), strict=False))
             outputs = map(self._value, zip(*map(variation.outputs, differing), strict=False))
-            arguments = variation.form(columns.form, differing).fill([*inputs])
+            name, raised = self._data.names[columns.name[first]], bool(columns.flags[first] & RAISED)
+            name, arguments = variation.form(columns.form, differing).written(name, [*inputs])
             has_result = columns.result[first] >= 0
             result = variation.form(columns.result, differing).fill([*outputs]) if has_result else ""
-            name, raised = self._data.names[columns.name[first]], bool(columns.flags[first] & RAISED)
             self._op_texts[key] = op_spans(name, arguments, result, phase, raised=raised, times=times)
         return self._op_texts[key]
 

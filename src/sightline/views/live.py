@@ -53,9 +53,8 @@ class LiveCode:
         """Write one op, and the source lines that differ from the op before."""
         chain = [frame for frame in event.chain if self._torch_frames or not torch_file(frame.file)]
         chain = chain[first_user_index(frame.file for frame in chain) :]
-        content = op_spans(
-            event.name, event.form.fill(event.inputs), event.output, event.phase, raised=event.raised
-        )
+        name, arguments = event.form.written(event.name, event.inputs)
+        content = op_spans(name, arguments, event.output, event.phase, raised=event.raised)
         for entry in self._writer.op(chain, event.phase, content):
             self._printer.write(entry_line(entry))
         self._printer.flush()

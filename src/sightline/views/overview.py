@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 _MODULE_ROWS: Final = 14
 _LINE_ROWS: Final = 5
 _NAME_WIDTH, _SHAPE_WIDTH, _PLACE_WIDTH, _CODE_WIDTH = 32, 38, 34, 36
+_SHORT_NAME: Final = 11  #: to which the name of a module may be cut for its class
 _MIN_SHAPES: Final = 18  #: where there is little room
 _BAR: Final = 10
 _MAX_FAULTS: Final = 3
@@ -485,21 +486,33 @@ def _name(data: TraceData, costs: Costs, group: _Group, roots: dict[int, str]) -
     rows = costs.scopes.rows
     modules = [data.modules[rows[scope].module] for scope in group.scopes]
     first, called = modules[0], roots.get(rows[group.scopes[0]].module) if not group.depth else None
-    if called is not None:
-        name = cut(called, _NAME_WIDTH)
-        kind = cut(f" ({first.type})", max(1, _NAME_WIDTH - width(name)))
-        return (Span(name, "module"), Span(kind, "dim"))
+    indent = "" if called is not None else "  " * group.depth
+    room, count = _NAME_WIDTH - len(indent), f" ×{len(modules)}" * (len(modules) > 1)
     name, last = (module.path.rpartition(".")[2] for module in (first, modules[-1]))
     name = name or first.type
-    kind = f" ({first.type} ×{len(modules)})" if len(modules) > 1 else f" ({first.type})"
-    if name == first.type and _numbered(last or name) == name:  # one that is made anew for each call
-        kind = f" ×{len(modules)}" if len(modules) > 1 else ""
-    elif name != last:
-        name += f" … {last}"
-    indent = "  " * group.depth
-    name = cut(name, _NAME_WIDTH - len(indent))
-    kind = cut(kind, max(1, _NAME_WIDTH - len(indent) - width(name)))
+    last, type = last or name, first.type
+    if called is not None:
+        name = last = called
+    elif name == type and _numbered(last) == name:  # one that is made anew for each call
+        last, type = name, ""
+    # A name may be cut; how many modules the row stands for may not.
+    left = room - min(_SHORT_NAME, width(name)) - len(f" ({count})")
+    kind = f" ({cut(type, max(left, 1))}{count})" if type and left > 1 else count
+    name = _ends(name, last, room - width(kind))
     return (Span(indent), Span(name, "module"), Span(kind, "dim"))
+
+
+def _ends(first: str, last: str, room: int) -> str:
+    """``first … last`` in ``room`` columns; the first alone where half of that is too little for a name.
+
+    >>> _ends("0", "11", 9), _ends("word_embeddings", "type_embeddings", 25), _ends("embeddings", "x", 9)
+    ('0 … 11', 'word_embed… … type_embed…', 'embeddin…')
+    """
+    half = (room - 3) // 2
+    if first == last or (half < _SHORT_NAME and width(f"{first} … {last}") > room):
+        return cut(first, room)
+    begin = cut(first, max(half, room - 3 - width(last)))
+    return f"{begin} … {cut(last, room - 3 - width(begin))}"
 
 
 def _numbered(name: str) -> str:

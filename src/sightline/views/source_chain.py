@@ -145,8 +145,8 @@ def shared_lines(one: Sequence[SourceFrame], other: Sequence[SourceFrame], any_c
 
 def op_spans(name: str, arguments: str, outputs: str, phase: str = "forward", *, raised: bool = False,
              times: int = 1) -> tuple[Span, ...]:  # fmt: skip
-    """An op as a comment: ``# mul.Tensor(f32[2], 3) -> f32[2];``."""
-    spans = [Span(f"# {PHASE_MARKS.get(phase, '')}", "dim"), Span(name, "op"), Span(f"({arguments})")]
+    """An op as a comment: ``# mul.Tensor(f32[2], 3) -> f32[2];``; the arguments with their brackets."""
+    spans = [Span(f"# {PHASE_MARKS.get(phase, '')}", "dim"), Span(name, "op"), Span(arguments)]
     if raised:
         spans.append(Span(" !! raised", "error"))
     elif outputs:

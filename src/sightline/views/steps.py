@@ -20,6 +20,7 @@ from sightline.analysis.value_names import root_names
 from sightline.data.index import Index
 from sightline.data.optimizer_steps import optimizer_steps
 from sightline.data.trace_data import NO_GRAD, PHASES
+from sightline.data.training_steps import dropped_steps
 from sightline.hints import Hint
 from sightline.notation import bytes_text, number_text, time_text
 from sightline.views.rendering import Cell, Column, Grid, Line, Span, grid, line
@@ -29,6 +30,7 @@ _CLOCK: Final = "recording included"  #: in times of steps, but not in those of 
 _MAX_ROWS: Final = 6  #: of the table, where all steps are alike
 _MAX_ODD: Final = 4  #: further rows, for steps that differ
 _SLOW: Final = 3  #: times the median
+_INCOMPLETE: Final = "its first ops may not have been kept"
 _MARGIN: Final = 10
 _MAX_OUTSIDE: Final = 4  #: modules that were called outside of the steps
 _MAX_MOMENTS: Final = 3
@@ -40,18 +42,32 @@ def step_lines(index: Index, steps: Sequence[StepSummary]) -> list[Line]:
     """How many steps there are, how long one takes, and what it does; empty without steps."""
     if not steps:
         return []
-    times, excerpt = [step.info.duration for step in steps], index.raw.info.get("excerpt")
-    many = f"{len(steps):,}{_optimizer_count(index, steps)}"
+    whole, excerpt = _whole(steps), index.raw.info.get("excerpt")
+    times = [step.info.duration for step in whole or steps]
+    many = f"{len(steps):,}{_dropped_count(index)}{_optimizer_count(index, steps)}"
     usual = f"{time_text(int(np.median(times)))} at the median, {_CLOCK}"
     one = "; ".join([f"{time_text(times[0])}, {_CLOCK}", *_details(steps[0])])
     shows_one = f"{Hint.option('step', steps[-1].number)} shows one"
     texts = [("steps", f"{many}, {usual if len(steps) > 1 else one}; {shows_one}")]
     if excerpt and len(steps) == 1:  # this is the screen that shows one
         texts = [("step", f"{_step_name(steps[0])}, {one}")]
-    contents = step_contents(index, steps)
+    contents = step_contents(index, whole)
     texts += zip(["one step", *[""] * len(contents)], contents, strict=False)
     texts += [(LOSS, _losses_note(index, steps)), ("outside", _outside_steps(index, steps))]
     return [line((f"{title:<{_MARGIN}}", "dim"), text, hang=_MARGIN) for title, text in texts if text]
+
+
+def _whole(steps: Sequence[StepSummary]) -> list[StepSummary]:
+    """The steps of which ``last=`` has surely kept every op."""
+    return [step for step in steps if not step.incomplete]
+
+
+def _dropped_count(index: Index) -> str:
+    """How many steps came before those that ``last=`` kept."""
+    dropped = dropped_steps(index.raw)
+    if dropped is None:
+        return " that were kept"
+    return f", after {dropped:,} that {'was' if dropped == 1 else 'were'} not kept" if dropped else ""
 
 
 def _optimizer_count(index: Index, steps: Sequence[StepSummary]) -> str:
@@ -67,7 +83,9 @@ def _optimizer_count(index: Index, steps: Sequence[StepSummary]) -> str:
 
 def _details(step: StepSummary) -> list[str]:
     loss = _losses_text(step)
-    return ([f"loss {loss}"] if loss else []) + (["skipped by the scaler"] if step.skipped else [])
+    details = [f"loss {loss}"] if loss else []
+    details += [_INCOMPLETE] if step.incomplete else []
+    return details + (["skipped by the scaler"] if step.skipped else [])
 
 
 def _losses_note(index: Index, steps: Sequence[StepSummary]) -> str:
@@ -155,7 +173,8 @@ def _outside_steps(index: Index, steps: Sequence[StepSummary]) -> str:
         times = calls.duration[[call for call, _ in members]]
         name = _times(names.get(module) or index.raw.modules[module].label, len(members))
         duration = time_text(int(np.median(times))) + " at the median" * (len(times) > 1)
-        where = _moments_text(sorted({at for _, at in members}), steps)
+        first = f"step {_step_name(steps[0])}" if index.raw.info.get("dropped") else "the first step"
+        where = _moments_text(sorted({at for _, at in members}), steps, first)
         if failed and not without and module in in_steps and all(at == len(steps) for _, at in members):
             where = "in the step that failed"
         texts.append(f"{name}{' without gradients' * without}, {where}; {duration}")
@@ -164,9 +183,9 @@ def _outside_steps(index: Index, steps: Sequence[StepSummary]) -> str:
     return f"the steps: {'; '.join(texts)}" if texts else ""
 
 
-def _moments_text(begun: Sequence[int], steps: Sequence[StepSummary]) -> str:
+def _moments_text(begun: Sequence[int], steps: Sequence[StepSummary], first: str) -> str:
     """When something ran, by how many steps had begun: ``before the first step, after step 4, 9``."""
-    texts = ["before the first step"] if begun[0] == 0 else []
+    texts = [f"before {first}"] if begun[0] == 0 else []
     after = [_step_name(steps[at - 1]) for at in begun if at]
     if len(after) > _MAX_MOMENTS:
         texts.append(f"after {len(after):,} of the steps, the last of them step {after[-1]}")
@@ -241,14 +260,16 @@ def _has_bad_loss(step: StepSummary) -> bool:
 def _notes(steps: Sequence[StepSummary]) -> list[str]:
     """How each step differs from the others."""
     times = np.array([step.info.duration for step in steps])
-    usual = float(np.median(times))
+    whole = _whole(steps)
+    usual = float(np.median([step.info.duration for step in whole]))
     slowest = int(times.argmax())
-    counts = [step.ops for step in steps]
+    counts = [step.ops for step in whole]
     most = max(set(counts), key=counts.count)
     mostly_equal = counts.count(most) * 2 > len(counts)
     notes = []
     for at, step in enumerate(steps):
         parts = ["skipped by the scaler"] if step.skipped else []
+        parts += [_INCOMPLETE] if step.incomplete else []
         if times[at] > _SLOW * usual and len(steps) > 2:
             parts.append(f"{times[at] / usual:.0f}× the median" if usual else "slow")
         elif at == slowest and len(steps) > _MAX_ROWS:
@@ -371,7 +392,8 @@ def _rate_text(curve: RateCurve) -> str:
     points = [number_text(rate) for rate in curve.points]
     turns = len(points) + curve.more - 2
     if turns >= _MAX_TURNS:
-        points = [*points[:_MAX_TURNS], f"… {turns - _MAX_TURNS + 1} more turns", points[-1]]
+        more = turns - _MAX_TURNS + 1
+        points = [*points[:_MAX_TURNS], f"… {more} more turn{'s' * (more > 1)}", points[-1]]
     return " → ".join(points)
 
 

@@ -320,9 +320,9 @@ class _Table:
         """The columns of numbers that are not empty."""
         counts = parameters_in(self._data, self._scopes, tops)
         figures = []
-        calls = [self._calls(row) for row in rows]
-        if not set(calls) <= {"", "0", "1"}:  # else the facts below say that each was called once
-            figures.append(Figures("calls", _plain(calls), spare=2))
+        scopes = [self._scopes.rows[scope] for row in rows if not row.own for scope in row.scopes]
+        if any(len(scope.calls) > 1 for scope in scopes):  # else the facts below say: each called once
+            figures.append(Figures("calls", _plain([self._calls(row) for row in rows]), spare=2))
         if counts.total:
             cells = [self._parameters(row) for row in rows]
             figures.append(Figures("params", _plain(cells), count_text(counts.total), spare=1))

@@ -121,7 +121,7 @@ def gaps(index: Index) -> list[Gap]:
     if not len(data.ops) and not len(data.calls):
         elsewhere = [Gap("other threads", threads)] if threads else []
         return [*result, *elsewhere, Gap("", "nothing was recorded, so nothing was looked at")]
-    if not context.aten.any():
+    if not context.aten.any() and data.info.get("ops") not in ("both", "aten"):
         result.append(
             Gap(
                 "aten ops", f"aten ops were not recorded: {Hint.recording('ops', 'both')} finds most problems"
