@@ -179,6 +179,11 @@ class Modules:
         """Drop the weak references to a tensor; returns its entries."""
         return [table.pop(id(tensor), ())[1:] for table in self._tables()]
 
+    def forget_all(self) -> None:
+        """Drop the weak references to all tensors."""
+        for table in self._tables():
+            table.clear()
+
     def restore(self, tensor: Any, entries: list[Any]) -> None:
         """Put back the entries that `forget` returned."""
         for table, entry in zip(self._tables(), entries, strict=True):

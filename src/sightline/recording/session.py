@@ -187,6 +187,7 @@ class Session(ABC):
     def stop_in_fork(self) -> None:
         """Stop in a forked process, which reads nothing: the stream writer and its file are the parent's."""
         self.halt()
+        self.forget_all()
         if self.stream_writer is not None:
             self.stream_writer.abandon()
 
@@ -198,13 +199,13 @@ class Session(ABC):
         """An observer's error that came too late to stop the run."""
         return None
 
-    @abstractmethod
     def release(self) -> None:
         """Free what the engine holds: nothing more will be read from it."""
+        self.forget_all()
 
-    @abstractmethod
     def abandon(self) -> None:
         """Free what the engine holds: the recording will never begin."""
+        self.forget_all()
 
     def new_device_statistics(self, fill: str) -> DeviceStatistics:
         """A store for the statistics of tensors on devices."""
@@ -309,6 +310,18 @@ class Session(ABC):
         self.before_region.pop(id(tensor), None)
         existed = self.check is not None and self.check.forget(tensor)
         return self.values.forget(tensor), self.modules.forget(tensor), existed
+
+    def forget_all(self) -> None:
+        """Drop the weak references to all tensors, for good.
+
+        A recording may be kept for long, and ``torch.utils.swap_tensors`` refuses tensors with such references.
+        """
+        self.regions.clear()  # or results would be looked for among tensors that are not known any more
+        self.before_region.clear()
+        self.values.forget_all()
+        self.modules.forget_all()
+        if self.check is not None:
+            self.check.forget_all()
 
     def restore(self, tensor: Any, entries: Any) -> None:
         """Give a tensor the value and names that `forget` returned, whatever its memory and layout are."""

@@ -60,6 +60,9 @@ class TensorRegistry(ABC):
     def forget(self, tensor: Any) -> int | None:
         """Drop the weak reference to a tensor; returns its value."""
 
+    def forget_all(self) -> None:
+        """Drop the weak references to all tensors; those of C++ go with its recording, and hinder nobody."""
+
     @abstractmethod
     def rebind(self, tensor: Any, value: int) -> None:
         """Have a tensor object stand for a value, whatever its memory and layout are by now."""

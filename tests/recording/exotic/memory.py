@@ -127,6 +127,38 @@ def swapped_with_gradients(record: Record) -> Any:
 
 
 @program
+def swapped_after_the_block(record: Record) -> Any:
+    """The recording still lives, which is not finished in a moment: it may hold no reference to a weight."""
+    model = mlp()
+    with swapping():
+        with record(model):
+            model(X).sum().backward()
+        model.to(torch.bfloat16)
+        return grads_of(model), model(X.bfloat16())
+
+
+@program
+def swapped_in_a_later_block(record: Record) -> Any:
+    model = mlp()
+    with swapping():
+        with record(model):
+            before = model(X).detach()
+        with record(model):
+            model.double()
+            return before, model(X.double())
+
+
+@program
+def swapped_by_hand_after_the_block(record: Record) -> Any:
+    constant = torch.full((3,), 2.0)
+    with record():
+        doubled, halved = torch.ones(3) * constant, torch.zeros(2, 2) + 1
+    torch.utils.swap_tensors(doubled, halved)
+    torch.utils.swap_tensors(constant, halved)
+    return constant, doubled, halved
+
+
+@program
 def swapped_by_loading(record: Record) -> Any:
     model, state = mlp(), mlp().state_dict()
     with swapping(), record(model):
