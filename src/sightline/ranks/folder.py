@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from sightline.argument_checks import argument_text
 from sightline.data.validate import Report, validate
 from sightline.errors import DamagedFile, SightlineError, UsageError
 from sightline.store import load, save
@@ -171,7 +172,7 @@ class Ranks(Mapping[int, T], Generic[T]):
     def __getitem__(self, rank: int) -> T:
         if rank not in self._paths:
             known = ranks_text(self._paths)
-            raise UsageError(f"There is no recording of rank {rank!r}; there is one of {known}.")
+            raise UsageError(f"There is no recording of rank {argument_text(rank)}; there is one of {known}.")
         if rank not in self._open:
             self._open[rank] = self._opener(self._paths[rank])
         return self._open[rank]

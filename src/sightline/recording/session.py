@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
+from sightline.argument_checks import key_text
 from sightline.assemble.batch import StepMark
 from sightline.data.arrays import IntArray
 from sightline.data.trace_data import KIND, ModuleInfo
@@ -314,7 +315,7 @@ class Session(ABC):
     def forget_all(self) -> None:
         """Drop the weak references to all tensors, for good.
 
-        A recording may be kept for long, and ``torch.utils.swap_tensors`` refuses tensors with such references.
+        A trace may be kept for long, and ``torch.utils.swap_tensors`` refuses tensors that have any.
         """
         self.regions.clear()  # or results would be looked for among tensors that are not known any more
         self.before_region.clear()
@@ -356,5 +357,9 @@ class Session(ABC):
             for position, parameter in enumerate(group["params"]):
                 name = names.get(id(parameter), f"parameter {position}")
                 state = optimizer.state.get(parameter, {})
-                named = ((f"{name}.{key}", item) for key, item in state.items() if isinstance(item, Tensor))
+                named = (
+                    (f"{name}.{key if isinstance(key, str) else key_text(key)}", item)
+                    for key, item in state.items()
+                    if isinstance(item, Tensor)
+                )
                 self.values.label(named, "state")

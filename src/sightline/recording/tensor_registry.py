@@ -60,8 +60,9 @@ class TensorRegistry(ABC):
     def forget(self, tensor: Any) -> int | None:
         """Drop the weak reference to a tensor; returns its value."""
 
+    @abstractmethod
     def forget_all(self) -> None:
-        """Drop the weak references to all tensors; those of C++ go with its recording, and hinder nobody."""
+        """Drop Python's weak references to all tensors."""
 
     @abstractmethod
     def rebind(self, tensor: Any, value: int) -> None:

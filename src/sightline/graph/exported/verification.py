@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node as FxNode
 
+from sightline.argument_checks import argument_text
 from sightline.graph.exported.program import module_calls
 from sightline.graph.exported.torchapi import pytree
 
@@ -166,5 +167,5 @@ def _difference(first: Any, second: Any) -> str:
             except AssertionError as error:
                 return " ".join(str(error).split())
         elif left_leaf != right_leaf:
-            return f"{left_leaf!r} and {right_leaf!r}"
+            return f"{argument_text(left_leaf)} and {argument_text(right_leaf)}"
     return ""
