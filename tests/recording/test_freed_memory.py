@@ -242,13 +242,13 @@ def test_a_key_is_not_written_into_the_name_of_an_attribute(
         def __init__(self) -> None:
             super().__init__()
             self.held: dict[Any, Any] = {"first": 1, KEYS[key](): torch.ones(2)}
-            self.layers = {"first": 1, KEYS[key](): nn.Linear(2, 2)}
+            self.layers: dict[Any, Any] = {"first": 1, KEYS[key](): nn.Linear(2, 2)}
 
         def forward(self, x: Any) -> Any:
             return list(self.layers.values())[1](x) if kept == "layer" else x + list(self.held.values())[1]
 
     printed: list[Any] = []
-    monkeypatch.setattr("torch._tensor_str._str", lambda *given, **_: str(printed.append(given)))
+    monkeypatch.setattr("torch._tensor_str._str", lambda *given, **_: str(printed.extend(given)))  # type: ignore[func-returns-value]
     model, name = Keyed(), {"refusing": "Unwritable 1", "in a tuple": "tuple 1"}.get(key, "Tensor 1")
     with sl.trace(model, engine=engine) as t:
         model(torch.ones(1, 2))

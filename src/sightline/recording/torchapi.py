@@ -15,7 +15,7 @@ from itertools import repeat
 from operator import call, itemgetter
 from threading import local
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sightline.errors import TorchMissing, UnsupportedTorch
 from sightline.recording.atomic import exhaust, run_atomically
@@ -182,11 +182,16 @@ class ModuleHooks:
     Dynamo guards on the keys and functions of these tables, so both are the same in every recording.
     """
 
+    _all: ClassVar[list[ModuleHooks]] = []  # one for each engine
+
     def __init__(self) -> None:
         self.key = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
+        self._installed: tuple[Any, Any] | None = None
+        self._all.append(self)
 
     def install(self, before: Any, after: Any) -> None:
         """Have ``before`` and ``after`` called around every module call. Safe to call again."""
+        self._installed = before, after
         module_hooks._global_forward_pre_hooks[self.key] = before
         module_hooks._global_forward_hooks[self.key] = after
         module_hooks._global_forward_hooks_with_kwargs[self.key] = True
@@ -194,8 +199,24 @@ class ModuleHooks:
 
     def remove(self) -> None:
         """Remove them. Safe to call again."""
+        self._installed = None
+        self._take_out()
+
+    def _take_out(self) -> None:
         for table in _FORWARD_HOOK_TABLES:
             table.pop(self.key, None)
+
+    @classmethod
+    def run_without(cls, work: Callable[[], T]) -> T:
+        """Run ``work`` while none of our hooks is in torch's tables."""
+        for hooks in cls._all:
+            hooks._take_out()
+        try:
+            return work()
+        finally:
+            for hooks in cls._all:
+                if hooks._installed is not None:  # another thread may have removed them
+                    hooks.install(*hooks._installed)
 
     def are_alone(self) -> bool:
         """Whether there are no other global module hooks."""

@@ -135,6 +135,28 @@ def exported(record: Record) -> Any:
 
 
 @program
+def exported_strictly(record: Record) -> Any:
+    """Dynamo reads the program, and would read hooks of modules too."""
+    model = mlp()
+    with record(model):
+        first = model(X)
+        program_ = torch.export.export(model, (X,), strict=True)
+        return str(program_.graph), program_.module()(X), first, model(X)
+
+
+@program
+def exported_strictly_with_a_hook(record: Record) -> Any:
+    """Dynamo refuses a global hook that is the program's own, recorded or not."""
+    model = mlp()
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda module, given: None)
+    try:
+        with record(model):
+            return torch.export.export(model, (X,), strict=True)
+    finally:
+        hook.remove()
+
+
+@program
 def counted_by_modes(record: Record) -> Any:
     model = mlp()
     with record(model), CountingFunctions() as functions, Counting() as ops:
