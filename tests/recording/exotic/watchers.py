@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -285,6 +289,62 @@ def traced_by_a_debugger(record: Record) -> Any:
         finally:
             sys.settrace(before)
     return y, grads_of(model), sorted(lines)
+
+
+def _lines_followed(run: Callable[[], Any]) -> tuple[Any, list[tuple[str, int]]]:
+    """The result of a function, and the lines of this file that a trace function sees meanwhile."""
+    lines: set[tuple[str, int]] = set()
+
+    def follow(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != __file__:
+            return None
+        lines.add((frame.f_code.co_name, frame.f_lineno))
+        return follow
+
+    before, of_threads = sys.gettrace(), threading.gettrace()
+    threading.settrace(follow)
+    sys.settrace(follow)
+    try:
+        result = run()
+        assert sys.gettrace() is follow
+        assert threading.gettrace() is follow
+    finally:
+        sys.settrace(before)
+        threading.settrace(of_threads)
+    return result, sorted(lines)
+
+
+@program
+def traced_from_before_the_block(record: Record) -> Any:
+    """As coverage.py does it up to Python 3.11: its trace function sees the whole recording too."""
+    model = mlp()
+
+    def run() -> Any:
+        with record(model):
+            return _step(model)
+
+    y, lines = _lines_followed(run)
+    assert lines
+    return y, grads_of(model), lines
+
+
+def covered(record: Record) -> Any:
+    """Under coverage.py itself, where it is installed."""
+    model = mlp()
+    measured = import_module("coverage").Coverage(data_file=None, include=[__file__])
+    measured.start()
+    try:
+        with record(model):
+            y = _step(model)
+    finally:
+        measured.stop()
+    lines = measured.get_data().lines(__file__)
+    assert lines
+    return y, grads_of(model), sorted(lines)
+
+
+if find_spec("coverage"):
+    program(covered)
 
 
 @program
