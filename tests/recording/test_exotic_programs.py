@@ -26,7 +26,13 @@ assert [memory, tensors, transforms, watchers]  # importing them has filled the 
 
 #: Torch itself does something else where a mode is active, as the plain engine's are: it takes a number for a
 #: tensor in some ops, and dispatches each op a second time, which a profiler counts.
-CHANGED_BY_A_MODE: Final = {"jit_traced_function", "zero_tensors", "profiled", "profiled_with_stacks"}
+CHANGED_BY_A_MODE: Final = {
+    "jit_traced_function",
+    "zero_tensors",
+    "profiled",
+    "profiled_with_stacks",
+    "observed_by_an_execution_trace",
+}
 #: Programs that are to fail, recorded or not.
 FAILING: Final = {"swap_refused_as_ever", "exported_strictly_with_a_hook"}
 

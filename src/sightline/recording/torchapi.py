@@ -280,21 +280,28 @@ def unobserved(work: Callable[[], T]) -> T:
 
 def _untraced(work: Callable[[], T]) -> T:
     """Run ``work`` while ``torch.jit.trace`` and profilers pause, with the keys of the dispatcher set."""
-    tracing = jit_tracing()
-    profiled = profiler_enabled() and not getattr(_quiet, "on", False)
-    if tracing is None and not profiled:
-        return work()
-    try:  # each restored by one call of a function written in C, which no interrupt can prevent
-        if tracing is not None:
-            set_jit_tracing(None)
-        if not profiled:
-            return work()
+    observer = sys.modules.get(_OBSERVER)
+    if observer is not None:
         try:
-            _quiet.on = True
-            enable_record_function(False)
-            return work()
+            observer.pause_profilers(True)
+            return work() if jit_tracing() is None else _without_jit_tracing(work)
         finally:
-            run_atomically(partial(enable_record_function, True), partial(setattr, _quiet, "on", False))
+            observer.pause_profilers(False)
+    if getattr(_quiet, "on", False):
+        return _without_jit_tracing(work)
+    try:  # restored by one call of a function written in C, which no interrupt can prevent
+        _quiet.on = True
+        enable_record_function(False)
+        return _without_jit_tracing(work)
+    finally:
+        run_atomically(partial(enable_record_function, True), partial(setattr, _quiet, "on", False))
+
+
+def _without_jit_tracing(work: Callable[[], T]) -> T:
+    tracing = jit_tracing()
+    try:
+        set_jit_tracing(None)
+        return work()
     finally:
         set_jit_tracing(tracing)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -289,6 +292,26 @@ def traced_by_a_debugger(record: Record) -> Any:
         finally:
             sys.settrace(before)
     return y, grads_of(model), sorted(lines)
+
+
+@program
+def observed_by_an_execution_trace(record: Record) -> Any:
+    """An observer of ops that is no profiler."""
+    model = mlp()
+    observer = torch.profiler.ExecutionTraceObserver()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        observer.register_callback(str(file))
+        try:
+            with record(model):
+                observer.start()
+                y = sl.spy("y", model(X))
+                y.sum().backward()
+                observer.stop()
+        finally:
+            observer.unregister_callback()
+        names = [node["name"] for node in json.loads(file.read_text())["nodes"]]
+    return y, grads_of(model), sorted(name for name in names if name.startswith("aten"))
 
 
 def _lines_followed(run: Callable[[], Any]) -> tuple[Any, list[tuple[str, int]]]:
