@@ -63,6 +63,8 @@ _graph_task = _private("torch._C._current_graph_task_id")
 sequence_number = _private("torch.autograd._get_sequence_nr")
 #: Identity of a tensor's storage, without making a Python storage object.
 storage_address = _private("torch._C._storage_address")
+#: Whether a tensor shares its memory with others until one of them is written to.
+is_copied_on_write = _private("torch._C._is_cow_tensor")
 #: int8 matrices to an int32 one, exactly.
 int_mm = _private("torch._int_mm")
 #: Set while ``torch.jit.trace`` runs; reading a shape would then add to the traced graph.

@@ -86,6 +86,22 @@ def shrunk_storage(record: Record) -> Any:
     return doubled[:4]
 
 
+@program
+def copied_on_write(record: Record) -> Any:
+    """Memory that two tensors share until one of them is written to stays shared."""
+    lazy: Any = torch._lazy_clone
+    shared: Any = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+    outcomes = []
+    for size in (64, 5000):
+        whole = torch.arange(float(size))
+        with record():
+            copy_ = lazy(whole)
+            sl.spy("copy", copy_)
+            total = nn.Identity()(copy_).sum()
+            outcomes.append((total, shared(whole), shared(copy_)))
+    return outcomes
+
+
 @contextmanager
 def swapping() -> Iterator[None]:
     """Module conversion by ``torch.utils.swap_tensors``."""
