@@ -35,7 +35,7 @@ _HELD: Final = _FILES | {"compare", "graph", "views", "ranks", "convert", "page"
 #: Each part of the package, and the other parts it may import. "" is the package's own ``__init__``.
 MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "_version": frozenset(),
-    "errors": frozenset(),
+    "errors": frozenset({"text_encoding"}),
     "notation": frozenset({"errors"}),
     "argument_checks": frozenset({"errors"}),
     "hints": frozenset({"errors", "argument_checks"}),

@@ -187,6 +187,7 @@ class Namespaces:
             ("torch.optim.lr_scheduler", torch.optim.lr_scheduler),
             ("torch.optim.lr_scheduler._enable_get_lr_call", torch.optim.lr_scheduler._enable_get_lr_call),
             ("torch.utils", torch.utils),
+            *((name, sys.modules[name]) for name in ("torch.export._trace",) if name in sys.modules),
         ]
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.argument_checks import argument_text, check_arguments, renamed_arguments
 from sightline.errors import SightlineError, UsageError
+from sightline.text_encoding import printable
 from sightline.trace_tables import StepRange, TraceTables
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sightline.views.rendering import View
 
 
+@printable
 class Trace(TraceTables):
     """A recording, and every view of it.
 

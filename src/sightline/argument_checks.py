@@ -38,18 +38,33 @@ def argument_text(value: object) -> str:
     Tensors are never written out, wherever they are: the memory of one may have been freed, or be on a
     device that would have to be waited for.
     """
-    text = repr(value) if _is_written(value, 0) else ""
+    text = repr(value) if is_written(value) else ""
     kind = type(value).__name__
     plain = 0 < len(text) <= _LONGEST and "\n" not in text
     return text if plain else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
-def _is_written(value: object, depth: int) -> bool:
+def key_text(key: object, number: int | None = None) -> str:
+    """A key of a dict in a name: as Python writes it, or by its class, and a number where there is one.
+
+    >>> key_text("a"), key_text(("a", 1)), key_text(object(), 0)
+    ("'a'", "('a', 1)", 'object 0')
+
+    Like `argument_text` it runs no code of the program, and reads no tensor.
+    """
+    if is_written(key):
+        return repr(key)
+    kind = type(key).__name__
+    return kind if number is None else f"{kind} {number}"
+
+
+def is_written(value: object, depth: int = 0) -> bool:
+    """Whether Python writes an object without running code of the program, or reading a tensor."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset, dict) and depth < _DEEPEST:
         assert isinstance(value, list | tuple | set | frozenset | dict)
         parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        return len(value) <= _LONGEST and all(_is_written(part, depth + 1) for part in parts)
+        return len(value) <= _LONGEST and all(is_written(part, depth + 1) for part in parts)
     if kind.__module__ == "torch":
         return kind.__name__ in _WRITTEN_OF_TORCH
     return value is None or value is ... or isinstance(value, PurePath) or kind in _WRITTEN or kind is type

@@ -10,6 +10,7 @@ from sightline.api import Trace, load
 from sightline.argument_checks import argument_text, check_arguments, renamed_arguments
 from sightline.errors import DamagedFile, UsageError
 from sightline.options import one_of
+from sightline.text_encoding import printable
 
 if TYPE_CHECKING:
     from sightline.compare.comparison import Comparison, ModuleRow, OpPair, Parting, Steps
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sightline.views.rendering import View
 
 
+@printable
 class Diff:
     """Two recordings compared: what is the same, what differs, and the first true divergence.
 

@@ -20,6 +20,8 @@ Errors of the traced program are never wrapped: they keep their type and gain a 
 
 from __future__ import annotations
 
+from sightline.text_encoding import for_output
+
 
 class SightlineError(Exception):
     """The base of all errors raised by sightline.
@@ -27,6 +29,12 @@ class SightlineError(Exception):
     >>> issubclass(UsageError, SightlineError)
     True
     """
+
+    def __str__(self) -> str:
+        return for_output(Exception.__str__(self))  # programs print it, to any stream
+
+    def __repr__(self) -> str:
+        return for_output(Exception.__repr__(self))
 
 
 class UsageError(SightlineError, ValueError):
@@ -55,8 +63,6 @@ class NotCaptured(UsageError, KeyError):
     >>> issubclass(NotCaptured, KeyError), str(NotCaptured("There is no 'q'."))
     (True, "There is no 'q'.")
     """
-
-    __str__ = Exception.__str__  # a KeyError would print its sentence in quotes
 
 
 class NativeUnavailable(UsageError):
@@ -118,8 +124,6 @@ class NoSuchNode(UsageError, KeyError):
     >>> issubclass(NoSuchNode, KeyError), issubclass(NoSuchNode, UsageError)
     (True, True)
     """
-
-    __str__ = Exception.__str__  # a KeyError would print its sentence in quotes
 
 
 class InvalidGraph(SightlineError):

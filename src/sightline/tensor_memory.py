@@ -6,12 +6,29 @@ torch itself would read what is not there, and crash. C++ has the same rule in `
 
 from __future__ import annotations
 
+import gc
+from collections import deque
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    ModuleType,
+    TracebackType,
+)
 from typing import Any
 
 import torch
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_MAX_PARTS = 1000  #: of a container that are looked at
+_MAX_OBJECTS = 20_000  #: that are looked at, in the search of one object
+#: Types of objects that do not show the objects they refer to.
+_CLOSED = (
+    BuiltinFunctionType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType, type,
+)  # fmt: skip
+#: Where an exception has those before it, also if its class overrides them.
+_EARLIER: tuple[Any, ...] = BaseException.__cause__, BaseException.__context__
 _plain_dispatch = torch.Tensor.__torch_dispatch__
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _functorch_unwrapped = torch._C._functorch.get_unwrapped
@@ -37,25 +54,32 @@ def is_freed(tensor: Any) -> bool:
     return any(is_freed(part) for part in _parts(tensor))
 
 
-def holds_freed(item: Any, depth: int = 6) -> bool:
-    """Whether a tensor in an argument of an exception, or inside a container, is freed.
+def holds_freed(item: Any) -> bool:
+    """Whether a freed tensor can be reached from an object, or the search for one would take too long.
 
-    The text of such an object would read memory that is not there.
+    The text of such an object may read memory that is not there: code of the program makes it, from
+    attributes, slots, keys of dicts and parts of other objects. The search runs none of that code.
     """
-    if isinstance(item, torch.Tensor):
-        return is_freed(item)
-    if depth == 0:
-        return False
-    if isinstance(item, BaseException):
-        state = object.__getattribute__(item, "__dict__")
-        parts = [*BaseException.args.__get__(item), *state.values()]  # type: ignore[attr-defined]
-    elif isinstance(item, dict):
-        parts = list(item.values())
-    elif isinstance(item, list | tuple | set | frozenset):
-        parts = list(item)
-    else:
-        return False
-    return any(holds_freed(part, depth - 1) for part in parts[:_MAX_PARTS])
+    seen = {id(item)}
+    waiting = deque([item])  # those near to the object come first
+    while waiting:
+        item = waiting.popleft()
+        if issubclass(type(item), torch.Tensor):
+            if is_freed(item):
+                return True
+            continue
+        parts = gc.get_referents(item)
+        if issubclass(type(item), BaseException):  # the exceptions before it have texts of their own
+            others = tuple(slot.__get__(item) for slot in _EARLIER)
+            parts = [part for part in parts if not any(part is other for other in others)]
+        for part in parts:
+            if gc.is_tracked(part) or issubclass(type(part), torch.Tensor):
+                if id(part) not in seen and not issubclass(type(part), _CLOSED):
+                    seen.add(id(part))
+                    waiting.append(part)
+        if len(seen) > _MAX_OBJECTS:
+            return True
+    return False
 
 
 def _is_strided(tensor: Any) -> bool:

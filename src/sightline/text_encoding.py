@@ -6,8 +6,10 @@ import codecs
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
-from typing import Any, Final
+from functools import lru_cache, wraps
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 #: The ASCII substitute of each sign in the views.
 _ASCII: Final = {
@@ -60,6 +62,18 @@ def encodable(text: str, encoding: str) -> str:
 def for_output(text: str) -> str:
     """The text as ``print`` can write it to standard output."""
     return text if text.isascii() else encodable(text, encoding_of(sys.stdout))
+
+
+def printable(kind: type[T]) -> type[T]:
+    """Have the ``repr`` of a class, such as a dataclass makes it, be one that ``print`` can write."""
+    plain = kind.__repr__
+
+    @wraps(plain)
+    def printed(self: Any) -> str:
+        return for_output(plain(self))
+
+    kind.__repr__ = printed  # type: ignore[method-assign]
+    return kind
 
 
 def for_errors(text: str) -> str:

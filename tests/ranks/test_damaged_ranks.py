@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 import sightline as sl
 from sightline.cli import main
-from sightline.errors import DamagedFile, SightlineError, UsageError
+from sightline.errors import DamagedFile, InvalidTrace, SightlineError, UsageError
 from sightline.options import step_range
 from sightline.store.shards.shard_file import is_shard
 from tests.ranks.fake_ranks import record_ranks
@@ -141,6 +141,41 @@ def test_a_rank_in_the_place_of_another_is_named(copy: Path) -> None:
     done = validated(copy)
     assert done.exit_code == 1
     assert "rank 1 is not sound: it is the recording of rank 0." in done.stdout.splitlines()
+
+
+FAR = "rank" + "9" * 20 + ".sight"  #: a number that is no rank
+
+
+@pytest.mark.parametrize("name", ["rank01.sight", FAR, "other"])
+@pytest.mark.parametrize("damage", [None, *DAMAGES])
+def test_a_recording_that_is_not_read_is_named(
+    name: str, damage: Callable[[Path], None] | None, copy: Path
+) -> None:
+    extra = copy / name
+    shutil.copytree(copy / "rank1.sight", extra)
+    if damage is not None:
+        damage(extra)
+    done = validated(copy)
+    if name == "other" and not (extra.is_dir() and (extra / "rank0.db").exists()):
+        assert done.exit_code == 0  # it has neither the name nor the content of a recording
+        return
+    assert done.exit_code == 1
+    assert [line[: line.index(":")] for line in done.stdout.splitlines()[:3]] == [
+        f"rank {rank} is sound" for rank in range(3)
+    ]
+    assert any(name in line for line in done.stdout.splitlines()[3:])
+    assert done.stderr == (
+        f"Error: {copy} is not sound: {name} is beside the ranks, and was not read; ranks 0–2 are sound.\n"
+    )
+    with pytest.raises(InvalidTrace, match=f"^{name} is beside the ranks"):
+        sl.load(copy).validate()
+
+
+@pytest.mark.parametrize("name", ["rank01.sight", FAR])
+def test_a_rank_of_another_name_is_known_by_its_content(name: str, copy: Path) -> None:
+    (copy / "rank1.sight").rename(copy / name)
+    assert list(sl.load(copy).ranks) == [0, 1, 2]
+    assert validated(copy).exit_code == 0
 
 
 def test_an_error_keeps_its_type(copy: Path) -> None:

@@ -1,12 +1,10 @@
 """Programs that use torch in unusual ways run as if nobody recorded them, and what is recorded can be read.
 
-By default each program is recorded by both engines in some of the configurations; SIGHTLINE_EXOTIC=all takes
-every combination.
+Each program is recorded by both engines in some of the configurations; the others are slow tests.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Final
@@ -26,12 +24,17 @@ from tests.recording.exotic.comparison import (
 
 assert [memory, tensors, transforms, watchers]  # importing them has filled the list
 
-EVERYTHING: Final = os.environ.get("SIGHTLINE_EXOTIC") == "all"
 #: Torch itself does something else where a mode is active, as the plain engine's are: it takes a number for a
 #: tensor in some ops, and dispatches each op a second time, which a profiler counts.
-CHANGED_BY_A_MODE: Final = {"jit_traced_function", "zero_tensors", "profiled", "profiled_with_stacks"}
+CHANGED_BY_A_MODE: Final = {
+    "jit_traced_function",
+    "zero_tensors",
+    "profiled",
+    "profiled_with_stacks",
+    "observed_by_an_execution_trace",
+}
 #: Programs that are to fail, recorded or not.
-FAILING: Final = {"swap_refused_as_ever"}
+FAILING: Final = {"swap_refused_as_ever", "exported_strictly_with_a_hook"}
 
 
 def _cases() -> list[object]:
@@ -41,8 +44,9 @@ def _cases() -> list[object]:
         chosen = {"native": {"path", names[at % len(names)]}, "python": {names[(at + 3) % len(names)]}}
         for engine, some in chosen.items():
             marks = [needs_native] if engine == "native" else []
-            wanted = [name for name in names if EVERYTHING or name in some]
-            cases += [pytest.param(program, engine, name, marks=marks) for name in wanted]
+            for name in names:
+                slow = [] if name in some else [pytest.mark.slow]
+                cases.append(pytest.param(program, engine, name, marks=[*marks, *slow]))
     return cases
 
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from tests.recording.engines import EVERY_WAY, options
+from tests.recording.engines import BOTH_ENGINES, EVERY_WAY, options
 from tests.recording.nets import Net
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -164,3 +166,84 @@ def test_a_run_that_changes_nothing_has_no_new_versions(engine: str, kept: str, 
     versions = [value for value in t.values if value.previous is not None]
     assert versions
     assert all(value.producer is not None for value in versions)
+
+
+OBSERVED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "api": {"ops": "api"},
+    "none": {"ops": "none"},
+    "capture": {"capture": sl.Capture(modules="**", ops="*", inputs=True, gradients=True)},
+    "statistics": {"stats": sl.Stats(fingerprint="views")},
+    "check": {"check": sl.Check(on="report")},
+}
+
+
+class Constant(Net):
+    """A model with an attribute that is a tensor, of which the recorder takes note."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.full((2,), 3.0)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("observed", OBSERVED)
+@EVERY_WAY
+def test_a_finished_recording_refers_to_no_tensor(
+    engine: str, kept: str, observed: str, tmp_path: Path
+) -> None:
+    net, x = Constant(), torch.ones(3, 4)
+    state = list(net.parameters())
+    optimizer = torch.optim.Adam(net.parameters())
+    with sl.trace(net, **options(engine, kept, tmp_path), **OBSERVED[observed]) as t:
+        y = net(x)
+        y.sum().backward()
+        optimizer.step()
+    moments = [one for state in optimizer.state.values() for one in state.values()]
+    held = [x, y, net.scale, *state, *(one.grad for one in state), *moments]
+    assert not any(map(weakref.getweakrefs, held))
+    assert len(t.ops) or observed == "none"  # read only now
+    assert len(t.module_calls) == 3
+    assert not any(map(weakref.getweakrefs, held))
+
+
+@BOTH_ENGINES
+def test_a_recording_with_compiled_code_refers_to_no_tensor(engine: str) -> None:
+    older, doubled = torch.ones(3), torch.compile(lambda x: x * 2, backend="eager")
+    with sl.trace(engine=engine, check=sl.Check(on="report")) as t:
+        y = doubled(older)
+        z = doubled(y)
+    assert not any(map(weakref.getweakrefs, (older, y, z)))
+    assert sum(op.name.startswith("compiled ") for op in t.ops) == 2
+
+
+@EVERY_WAY
+def test_a_recording_that_never_began_refers_to_no_tensor(
+    engine: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Net()
+
+    def fail(*_: Any) -> None:
+        raise OSError("no signal handlers here")
+
+    monkeypatch.setattr("sightline.recording.recorder.StackDump.install", fail)
+    with pytest.raises(OSError, match="no signal handlers") as raised:
+        with sl.trace(net, **options(engine, kept, tmp_path)):
+            pass
+    assert raised.tb is not None  # which holds the recorder
+    assert not any(map(weakref.getweakrefs, net.parameters()))
+
+
+@EVERY_WAY
+def test_a_forked_process_refers_to_no_tensor(engine: str, kept: str, tmp_path: Path) -> None:
+    net = Net()
+    with sl.trace(net, **options(engine, kept, tmp_path)) as t:
+        net(X)
+        child = os.fork()
+        if child == 0:
+            os._exit(sum(map(len, map(weakref.getweakrefs, net.parameters()))))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        net(X)
+    assert len(t.module_calls) == 6

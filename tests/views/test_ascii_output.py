@@ -68,6 +68,37 @@ t.save("run.sight")
 """
 
 
+PARTS = """
+with sl.trace(model, stats=True, capture=True) as t:
+    with sl.step("schön"):
+        train()
+with sl.trace(model, stats=True) as broken:
+    model(torch.full((2, 3), float("nan"))).sum().backward()
+d = sl.diff(t, broken)
+exported = sl.export(model, (torch.randn(2, 3),))
+ran = exported.run(torch.randn(2, 3))
+def errors():
+    for call in (
+        lambda: t.ops["x"], lambda: t.tensors["x"], lambda: t.lineage("größ"), lambda: ran["größ"],
+        lambda: t.code(module="grösse"), lambda: t.code(step="schon"), lambda: sl.Capture(when=1),
+        lambda: sl.load("schön.sight"),
+    ):
+        try:
+            call()
+        except sl.SightlineError as error:
+            yield error
+raised = list(errors())
+assert len(raised) == 8
+for shown in (
+    *t.steps, *t.modules, *t.module_calls, *t.values, *t.frames, t.step("schön"), d.divergence,
+    d.divergences, d.divergence.reason, d.parameters, d.added, d.removed, t.lineage(t.values[-1]),
+    exported, exported.dynamic, exported.verify(torch.randn(2, 3)), ran, exported.nodes, *raised,
+):
+    print(shown)
+    print(repr(shown), [shown])
+"""
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_everything_prints(tmp_path: Path, encoding: str) -> None:
     done = run(PRINTED, tmp_path, encoding)
@@ -75,6 +106,14 @@ def test_everything_prints(tmp_path: Path, encoding: str) -> None:
     assert done.stdout.isascii() == (encoding == "ascii")
     assert ("x3" if encoding == "ascii" else "\xd73") in done.stdout
     assert "\\x" not in done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_every_part_and_error_prints(tmp_path: Path, encoding: str) -> None:
+    done = run(PARTS, tmp_path, encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii() == (encoding == "ascii")
+    assert ("<Step sch?n:" if encoding == "ascii" else "<Step sch\xf6n:") in done.stdout
 
 
 def test_live_output_prints(tmp_path: Path) -> None:

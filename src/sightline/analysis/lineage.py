@@ -23,11 +23,13 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.hints import Hint
 from sightline.notation import dtype_name
 from sightline.patterns import choices_text
+from sightline.text_encoding import printable
 
 DEPTH: Final = 8  #: default for how many ops back from the value
 MOST: Final = 24  #: default for how many in all: a screen
 
 
+@printable
 @dataclass(frozen=True, slots=True)
 class LineageStep:
     """One step: an op, an API call, the backward pass of one, or a module call, and its results."""
@@ -50,6 +52,7 @@ class LineageStep:
     children: tuple[int, ...]  #: positions of the branches below it, the trunk last
 
 
+@printable
 @dataclass(frozen=True, slots=True)
 class OriginStep:
     """Where something about a value began: ``size 61`` at ``Tensor.unfold``, with the shortest path to it."""
@@ -62,6 +65,7 @@ class OriginStep:
     sources: tuple[int, ...]
 
 
+@printable
 @dataclass(frozen=True)
 class Lineage:
     """The steps to a value, the most recent first. ``nodes`` and ``edges`` are the same as a small graph."""
@@ -371,6 +375,7 @@ _WEIGHTS: Final = ("parameter", "buffer", "state")
 _FLOATING: Final = ("float", "bfloat")
 
 
+@printable
 @dataclass(frozen=True, slots=True)
 class LineageOrigin:
     """One thing about a value, and the shortest path back to where it began."""

@@ -11,7 +11,7 @@ from sightline.cli.command import Command, examples, open_recording, printable_t
 from sightline.cli.screen import wait_message
 from sightline.errors import SightlineError
 from sightline.notation import bytes_text
-from sightline.ranks.folder import ranks_text
+from sightline.ranks.folder import ranks_text, unread_text
 from sightline.store.reader import LoadedTrace, load
 
 
@@ -59,14 +59,21 @@ def command(recording: str) -> None:
             f"{printable_text(recording)} is not sound: {len(bad)} of its {len(folder.paths)} ranks "
             f"{'is' if len(bad) == 1 else 'are'} not, {ranks_text(bad)}."
         )
+    if folder.unread:
+        raise click.ClickException(
+            printable_text(f"{recording} is not sound: {unread_text(folder)}; {_ranks_sound(sound)}.")
+        )
     missing = [rank for rank in range(max(worlds)) if rank not in folder.paths]
     if missing:
         raise click.ClickException(
             f"{printable_text(recording)} is not whole: {ranks_text(missing)} of {max(worlds)} "
-            f"{'is' if len(missing) == 1 else 'are'} missing; {ranks_text(sound)} "
-            f"{'is' if len(sound) == 1 else 'are'} sound."
+            f"{'is' if len(missing) == 1 else 'are'} missing; {_ranks_sound(sound)}."
         )
     click.echo(f"{printable_text(recording)} is sound: {ranks_text(sound)}.")
+
+
+def _ranks_sound(sound: list[int]) -> str:
+    return f"{ranks_text(sound)} {'is' if len(sound) == 1 else 'are'} sound"
 
 
 def _report(trace: Trace) -> str:

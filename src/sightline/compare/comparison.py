@@ -27,6 +27,7 @@ from sightline.compare.values import UNKNOWN, State, ValueComparer, Verdict
 from sightline.data.index import Index
 from sightline.data.trace_data import REQUIRES_GRAD
 from sightline.notation import number_text
+from sightline.text_encoding import printable
 
 VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
 _DIFFERENT_MODELS: Final = 0.2  #: with fewer ops in pairs, two recordings are of different models
@@ -52,6 +53,7 @@ class AlignedOps(NamedTuple):
     first: bool  #: whether the runs diverge here
 
 
+@printable
 @dataclass(frozen=True)
 class Parting:
     """The first difference in the ops of two runs: the op of each side, if there is one."""
@@ -71,6 +73,7 @@ class Parting:
                 "b": self.b.to_dict() if self.b else None}  # fmt: skip
 
 
+@printable
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
     """A pair of module calls, with the error of their results."""

@@ -14,6 +14,7 @@ from sightline.compare.op_pairs import Alignment, PairedSide
 from sightline.compare.reasons import Reasons, is_coarser
 from sightline.compare.regions import Reason, Region, Regions
 from sightline.compare.values import State, Verdict
+from sightline.text_encoding import printable
 
 #: An error this many times that of the inputs is not only their error grown: something was done differently.
 _GROWTH: Final = 3.0
@@ -27,6 +28,7 @@ _MAX_UNTIL_TOGETHER: Final = 48  #: values within which a difference has to end 
 _MAX_CASTS: Final = 4  #: to a coarser precision; more of them are intended
 
 
+@printable
 @dataclass(frozen=True)
 class Divergence:
     """A place where two runs diverge: a pair of values that differs although its inputs agree, and why."""

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from sightline.compare.op_pairs import Alignment
 from sightline.compare.side import Side
+from sightline.text_encoding import printable
 
 _NEAR: Final = 4e-3  #: the relative difference of norms of a parameter in two precisions
 _MAX_PARTS: Final = 8
 
 
+@printable
 @dataclass(frozen=True, slots=True)
 class ParameterPair:
     """A parameter or buffer on both sides; several where one side has it in parts."""
@@ -33,6 +35,7 @@ class ParameterPair:
         return {"a": list(self.a), "b": list(self.b), "relation": self.relation, "error": error}
 
 
+@printable
 @dataclass(frozen=True)
 class ParameterDiff:
     """The parameters and buffers of two recordings."""

@@ -15,6 +15,7 @@ from sightline.compare.op_pairs import Alignment, PairedSide
 from sightline.compare.sequences import best_pairs
 from sightline.compare.side import OpLabel
 from sightline.compare.values import UNKNOWN, State
+from sightline.text_encoding import printable
 
 _MAX_REGION: Final = 2000  #: ops of a region on each side
 
@@ -102,6 +103,7 @@ class Regions:
 _MAX_COMPARED: Final = 400  #: ops of a region that are compared each with each
 
 
+@printable
 @dataclass(frozen=True)
 class Reason:
     """The likeliest reason of a divergence.

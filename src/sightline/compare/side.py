@@ -19,10 +19,12 @@ from sightline.data.index import Index, ValueNumbers
 from sightline.data.trace_data import KINDS, LEVELS, ModuleInfo, ParameterInfo, StatColumns, TraceData
 from sightline.errors import DamagedFile
 from sightline.notation import position_text
+from sightline.text_encoding import printable
 
 StepRange = int | str | slice  #: a step: a number, a name, ``"3:5"``, ``"last"``
 
 
+@printable
 @dataclass(frozen=True, slots=True)
 class OpLabel:
     """An op of one recording, in words: ``* at port.py:40 (blocks.0.mixer)``."""

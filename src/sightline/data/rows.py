@@ -16,9 +16,10 @@ from sightline.data.row_properties import (
 )
 from sightline.data.table import Row, Table, linked_row
 from sightline.notation import call_text, numbers_text, position_text, value_text
-from sightline.text_encoding import for_output
+from sightline.text_encoding import for_output, printable
 
 
+@printable
 class Frame(FrameProperties, table="frames"):
     """A source position on the way to an op: file, line, columns, function, and the frame that called it."""
 
@@ -68,6 +69,7 @@ class Frame(FrameProperties, table="frames"):
         return f"<Frame {self.position} in {self.function}>"
 
 
+@printable
 class Module(Row, table="modules"):
     """A module of the model: its path, its class, its parameters."""
 
@@ -153,6 +155,7 @@ class ValueNumbers(NamedTuple):
         return for_output(numbers_text(self))
 
 
+@printable
 class Value(ValueProperties, table="values"):
     """A tensor at one moment of its life: an in-place op makes a new value of it."""
 
@@ -211,6 +214,7 @@ class Value(ValueProperties, table="values"):
         return f"<Value {value_text(self.id)} {self.meta} {self.kind}{name}>"
 
 
+@printable
 class Op(OpProperties, table="ops"):
     """One operation: an API call as the user wrote it, or an aten op the dispatcher ran."""
 
@@ -245,6 +249,7 @@ class Op(OpProperties, table="ops"):
         return f"<Op {self.id} {self.name} {self.phase}>"
 
 
+@printable
 class ModuleCall(ModuleCallProperties, table="calls"):
     """One call of a module: its inputs, its outputs, and the ops that ran inside."""
 
@@ -274,6 +279,7 @@ class ModuleCall(ModuleCallProperties, table="calls"):
         return f"<ModuleCall {self.module.label}#{self.index}>"
 
 
+@printable
 class Step(Row):
     """A stretch of the run: named by ``with sl.step("step0"):``, or a detected training step."""
 

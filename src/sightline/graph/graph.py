@@ -14,7 +14,7 @@ from sightline.argument_checks import argument_text, check_arguments
 from sightline.data.forms import map_leaves
 from sightline.data.trace_data import TensorMeta
 from sightline.errors import NoSuchNode
-from sightline.text_encoding import for_output
+from sightline.text_encoding import for_output, printable
 
 if TYPE_CHECKING:
     import os
@@ -41,6 +41,7 @@ class Ref:
         return f"{self.node}[{self.slot}]" if self.slot else self.node
 
 
+@printable
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node of a graph: an op, a collapsed module, or a value that no node computed.
@@ -80,6 +81,7 @@ class Edge:
     loop: bool = False  #: from one round of a folded loop to a later one: no cycle in the computation
 
 
+@printable
 @dataclass(frozen=True)
 class Graph:
     """A data-flow graph.

@@ -10,8 +10,9 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from sightline.argument_checks import argument_text
 from sightline.data.validate import Report, validate
-from sightline.errors import DamagedFile, SightlineError, UsageError
+from sightline.errors import DamagedFile, InvalidTrace, SightlineError, UsageError
 from sightline.store import load, save
 from sightline.store.paths import (
     STACKS,
@@ -25,8 +26,10 @@ T = TypeVar("T")
 
 #: ``rank3.sight``, ``run.rank3.sight``, ``rank3.restart1.sight``.
 _NAME: Final = re.compile(
-    r"(?:(?P<stem>.*)\.)?rank(?P<rank>[0-9]{1,7})(?:\.restart(?P<restart>[0-9]{1,7}))?\.sight"
+    r"(?:(?P<stem>.*)\.)?rank(?P<rank>0|[1-9][0-9]{0,6})(?:\.restart(?P<restart>[0-9]{1,7}))?\.sight"
 )
+#: The same with any number, ``rank01.sight``: such a recording is known by its content.
+_ANY_NUMBER: Final = re.compile(r"(?:.*\.)?rank[0-9]+(?:\.restart[0-9]+)?\.sight")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class RankFolder:
     #: and is no recording is among them, and an error when it is opened.
     paths: dict[int, Path]
     notes: list[str] = field(default_factory=list)  #: a sentence on each recording that is left out
+    unread: list[str] = field(default_factory=list)  #: names of those that may belong to the run
 
     @property
     def lowest(self) -> int:
@@ -53,7 +57,7 @@ def rank_folder(path: Path) -> RankFolder | None:
     recordings = {child for child in children if child.is_dir() and holds_recording(child)}
     if not recordings:
         return None
-    return _assigned(path, [one for one in children if one in recordings or _NAME.fullmatch(one.name)])
+    return _assigned(path, [one for one in children if one in recordings or _ANY_NUMBER.fullmatch(one.name)])
 
 
 def siblings(path: Path) -> RankFolder | None:
@@ -69,35 +73,40 @@ def siblings(path: Path) -> RankFolder | None:
 def _assigned(path: Path, children: list[Path]) -> RankFolder:
     """Each recording under its rank, by its name or else by its content."""
     attempts: dict[int, tuple[int, Path]] = {}  # the last restart of each rank
-    notes: list[str] = []
+    result = RankFolder(path, {})
     is_restarted = False
-    for child in children:
+    for child in sorted(children, key=lambda one: _NAME.fullmatch(one.name) is None):  # names come first
         match = _NAME.fullmatch(child.name)
         rank, restart = (
-            (int(match["rank"]), int(match["restart"] or 0)) if match else _rank_inside(child, notes)
+            (int(match["rank"]), int(match["restart"] or 0)) if match else _rank_inside(child, result)
         )
         if rank < 0:
             continue
         other = attempts.get(rank)
         if other is not None and other[0] == restart:
-            notes.append(f"{other[1].name} and {child.name} are both of rank {rank}: the first is taken.")
+            result.notes.append(
+                f"{other[1].name} and {child.name} are both of rank {rank}: the first is taken."
+            )
+            result.unread.append(child.name)
         elif other is None or other[0] < restart:
             attempts[rank] = restart, child
         is_restarted |= other is not None and other[0] != restart
     if is_restarted:
-        notes.append("The job was restarted: the recordings of earlier attempts are left out.")
-    return RankFolder(path, {rank: attempts[rank][1] for rank in sorted(attempts)}, notes)
+        result.notes.append("The job was restarted: the recordings of earlier attempts are left out.")
+    result.paths.update((rank, attempts[rank][1]) for rank in sorted(attempts))
+    return result
 
 
-def _rank_inside(child: Path, notes: list[str]) -> tuple[int, int]:
+def _rank_inside(child: Path, result: RankFolder) -> tuple[int, int]:
     """Rank and restart from the content of a recording; -1 and a note where it has none."""
     try:
         info = load(child).info
     except SightlineError as error:
-        notes.append(f"{child.name} is left out: {error}")
+        result.notes.append(f"{child.name} is left out: {error}")
+        result.unread.append(child.name)
         return -1, 0
     if not isinstance(info.get("rank"), int):
-        notes.append(f"{child.name} is left out: it is not of a distributed job.")
+        result.notes.append(f"{child.name} is left out: it is not of a distributed job.")
         return -1, 0
     return int(info["rank"]), int(info.get("restart") or 0)
 
@@ -144,7 +153,10 @@ def save_ranks(
 
 
 def validate_ranks(folder: RankFolder) -> Report:
-    """Validate every rank; the error of the first that is not sound begins with its number."""
+    """Validate every rank; the error of the first that is not sound begins with its number.
+
+    A recording that may be of the run and was not read is an error too.
+    """
     reports = []
     for rank, path in folder.paths.items():
         try:
@@ -153,7 +165,15 @@ def validate_ranks(folder: RankFolder) -> Report:
         except SightlineError as error:
             raise type(error)(f"Rank {rank}: {error}") from error
         data.close()
+    if folder.unread:
+        raise InvalidTrace(f"{unread_text(folder)}.")
     return Report(*(sum(column) for column in zip(*map(astuple, reports), strict=True)))
+
+
+def unread_text(folder: RankFolder) -> str:
+    """Names the recordings in a folder that may belong to the run and were not read."""
+    verbs = ("is", "was") if len(folder.unread) == 1 else ("are", "were")
+    return f"{', '.join(folder.unread)} {verbs[0]} beside the ranks, and {verbs[1]} not read"
 
 
 class Ranks(Mapping[int, T], Generic[T]):
@@ -171,7 +191,7 @@ class Ranks(Mapping[int, T], Generic[T]):
     def __getitem__(self, rank: int) -> T:
         if rank not in self._paths:
             known = ranks_text(self._paths)
-            raise UsageError(f"There is no recording of rank {rank!r}; there is one of {known}.")
+            raise UsageError(f"There is no recording of rank {argument_text(rank)}; there is one of {known}.")
         if rank not in self._open:
             self._open[rank] = self._opener(self._paths[rank])
         return self._open[rank]

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 import torch.utils._pytree as pytree
 
+from sightline.argument_checks import argument_text, is_written, key_text
 from sightline.data.forms import SLOT, Elided, Form, Record, Symbol
 from sightline.recording.atomic import append_numbered
 from sightline.recording.distributed import object_symbol
@@ -98,10 +99,7 @@ class Arguments:
             key += (type(item), item or repr(item))
         elif kind == _SEQUENCE and depth < _MAX_DEPTH:
             key += (type(item), len(item))
-            if len(item) > _MAX_ITEMS and not _holds_tensors(item):
-                key += map(repr, item[:_MAX_ITEMS])
-                return
-            for part in item:
+            for part in _shown_parts(item):
                 self._extend(part, key, ids, value, depth + 1)
         elif depth < _MAX_DEPTH and (fields := _fields(item)) is not None:
             key += (type(item), len(fields))
@@ -135,9 +133,8 @@ class Arguments:
         if kind == _TENSOR:
             tensors.append(result)
         elif kind == _SEQUENCE and depth < _MAX_DEPTH:
-            if len(result) <= _MAX_ITEMS or _holds_tensors(result):
-                for part in result:
-                    self.tensors(part, tensors, depth + 1)
+            for part in _shown_parts(result):
+                self.tensors(part, tensors, depth + 1)
         elif kind == _OTHER and depth < _MAX_DEPTH and (fields := _fields(result)) is not None:
             for part in fields.values():
                 self.tensors(part, tensors, depth + 1)
@@ -157,8 +154,13 @@ class Arguments:
         return tensors
 
 
+def _shown_parts(items: Any) -> Any:
+    """The parts of a list that its form has: of a long one without tensors the first ones."""
+    return items if len(items) <= _MAX_ITEMS or _holds_tensors(items) else items[:_MAX_ITEMS]
+
+
 def _holds_tensors(items: Any) -> bool:
-    return any(isinstance(item, Tensor | list | tuple | dict) for item in items)
+    return any(issubclass(kind, Tensor | list | tuple | dict) for kind in set(map(type, items)))
 
 
 def _fields(item: Any) -> dict[Any, Any] | None:
@@ -175,8 +177,24 @@ def _fields(item: Any) -> dict[Any, Any] | None:
     node = pytree.SUPPORTED_NODES.get(type(item))
     if node is not None and node.flatten_with_keys_fn is not None:
         parts, _ = node.flatten_with_keys_fn(item)
-        return {pytree.keystr((key,)).strip("[]'."): part for key, part in parts}
+        return {path_text((key,)).strip("[]'."): part for key, part in parts}
     return None
+
+
+def path_text(path: Iterable[Any], numbers: dict[int, int] | None = None) -> str:
+    """The place of a tensor in a tree, ``['a'][0]``, as `pytree.keystr` writes it where keys are plain.
+
+    ``numbers`` has a number for each other key of the tree so far: equal ones have one name.
+    """
+    return "".join(_entry_text(entry, {} if numbers is None else numbers) for entry in path)
+
+
+def _entry_text(entry: Any, numbers: dict[int, int]) -> str:
+    if isinstance(entry, pytree.SequenceKey | pytree.GetAttrKey):
+        return str(entry)
+    key = entry.key if isinstance(entry, pytree.MappingKey) else entry
+    number = None if is_written(key) else numbers.setdefault(id(key), len(numbers))
+    return f"[{key_text(key, number)}]"
 
 
 def has_parts(kind: type) -> bool:
@@ -253,4 +271,6 @@ def _symbol(item: Any) -> Symbol:
 def _end(value: Any) -> str:
     if value is None:
         return ""
-    return "<tensor>" if isinstance(value, Tensor) else str(value)[:_MAX_TEXT]
+    if type(value) in _NUMBERS or isinstance(value, torch.SymInt):
+        return str(value)[:_MAX_TEXT]
+    return "<tensor>" if isinstance(value, Tensor) else argument_text(value)

@@ -21,6 +21,7 @@ from sightline.argument_checks import argument_text
 from sightline.data.trace_data import PHASES, Bytes, CaptureInfo, Store
 from sightline.errors import CaptureError, DamagedFile, UsageError
 from sightline.options import Capture
+from sightline.recording.arguments import path_text
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer, SpiedTensor
 from sightline.recording.operations import OP
 from sightline.recording.statistics.observer import Selection, results_of
@@ -354,8 +355,9 @@ class CaptureObserver(Observer):
         else:
             leaves, _ = pytree.tree_flatten_with_path(tree)
             unnamed = flat or len(leaves) == 1
+            numbers: dict[int, int] = {}
             tensors = [
-                ("" if unnamed else pytree.keystr(path), leaf)
+                ("" if unnamed else path_text(path, numbers), leaf)
                 for path, leaf in leaves
                 if isinstance(leaf, Tensor)
             ]

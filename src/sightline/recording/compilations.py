@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import os
@@ -9,17 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sightline.recording.torchapi import Tensor
+from sightline.recording.torchapi import ModuleHooks, Tensor, muted
 
 if TYPE_CHECKING:
     from sightline.recording.session import Session
 
 _CALLBACKS: Final = "torch._dynamo.callback"
+_EXPORT: Final = "torch.export._trace"
+_CAPTURE: Final = "_export_to_torch_ir"  # its function in which Dynamo reads the program
 _WRAPPER: Final = "compile_wrapper"  # the name of the function that torch.compile returns
 _WRAPPER_FILE: Final = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
 COMPILED_BACKWARD: Final = "compiled backward"  # the name of its opaque op
@@ -135,6 +139,42 @@ def _graph_count() -> int:
     """
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return int(counters.get("stats", {}).get("unique_graphs", 0))
+
+
+class ExportPatch:
+    """Keeps our module hooks out of the graphs of ``torch.export`` with ``strict=True``.
+
+    There Dynamo reads the program without running it: it would read our hooks too, and refuses to.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._import = AfterImport(_EXPORT, self._patch, sessions)
+        self._patched: tuple[Any, Any] | None = None  # the original, ours
+
+    def install(self) -> None:
+        """Patch it, as soon as it is imported. Safe to call again."""
+        self._import.install()
+
+    def remove(self) -> None:
+        """Put torch's function back, unless it was replaced by another since."""
+        self._import.remove()
+        module = sys.modules.get(_EXPORT)
+        if self._patched is not None and getattr(module, _CAPTURE, None) is self._patched[1]:
+            setattr(module, _CAPTURE, self._patched[0])
+        self._patched = None
+
+    def _patch(self, module: ModuleType) -> None:
+        original = getattr(module, _CAPTURE, None)
+        if original is None or self._patched is not None:
+            return
+
+        @functools.wraps(original)
+        def capture(*args: Any, **kwargs: Any) -> Any:
+            # Dynamo tries each op on tensors of its own: these are no part of the run either.
+            return ModuleHooks.run_without(partial(muted, partial(original, *args, **kwargs)))
+
+        self._patched = original, capture
+        setattr(module, _CAPTURE, capture)
 
 
 def note_faults(sessions: Sessions, error: Exception) -> None:

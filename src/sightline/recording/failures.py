@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from sightline.argument_checks import is_written
 from sightline.data.file_owners import cell_name, torch_file
 from sightline.explain.failure import Failure
 from sightline.explain.out_of_memory import CPU_ALLOCATOR, REQUESTED_SIZE
@@ -76,11 +77,17 @@ def add_note(error: BaseException, note: str) -> None:
 def message_of(error: BaseException) -> str:
     """The text of an exception; if its ``str()`` fails, the text that Python prints then."""
     try:
-        if unobserved(partial(holds_freed, error)):
-            return "<its text shows a tensor whose memory was freed>"
+        if not _shows_plain_arguments(error) and unobserved(partial(holds_freed, error)):
+            return "<its text may show a tensor whose memory was freed>"
         return f"{error}"
     except BaseException:  # a class may raise anything here, while the exception is in flight
         return "<exception str() failed>"
+
+
+def _shows_plain_arguments(error: BaseException) -> bool:
+    """Whether the text of an exception consists of numbers and texts only, whatever else it holds."""
+    plain = type(error).__str__ in (_attributes.__str__, KeyError.__str__)
+    return plain and is_written(_attributes.args.__get__(error))
 
 
 def exception_text(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from weakref import ref
 import torch
 from torch.nn import Embedding, Linear
 
+from sightline.argument_checks import key_text
 from sightline.data.trace_data import KIND, ModuleInfo, ParameterInfo
 from sightline.recording.tensor_registry import TensorRegistry
 from sightline.recording.torchapi import (
@@ -179,6 +180,11 @@ class Modules:
         """Drop the weak references to a tensor; returns its entries."""
         return [table.pop(id(tensor), ())[1:] for table in self._tables()]
 
+    def forget_all(self) -> None:
+        """Drop the weak references to all tensors."""
+        for table in self._tables():
+            table.clear()
+
     def restore(self, tensor: Any, entries: list[Any]) -> None:
         """Put back the entries that `forget` returned."""
         for table, entry in zip(self._tables(), entries, strict=True):
@@ -286,9 +292,10 @@ def _container_of(owner: Any, module: Any) -> str:
             continue
         if not isinstance(value, dict | list | tuple) or len(value) > _MAX_CONTAINER:
             continue
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for number, (key, item) in enumerate(items):
             if item is module or (isinstance(item, list | tuple) and any(one is module for one in item)):
-                return f"{name}[{key!r}]"
+                return f"{name}[{key_text(key, number)}]"
     return ""
 
 
@@ -314,9 +321,15 @@ def _attributes(module: Any) -> list[tuple[str, str, Any]]:
         if isinstance(value, Tensor):
             attributes.append(("constant", name, value))
         elif isinstance(value, list | tuple):
-            attributes += (("constant", f"{name}[{i}]", item) for i, item in enumerate(value))
+            attributes += (
+                ("constant", f"{name}[{i}]", item) for i, item in enumerate(value) if isinstance(item, Tensor)
+            )
         elif isinstance(value, dict) and not name.startswith("_"):
-            attributes += (("constant", f"{name}[{key!r}]", item) for key, item in value.items())
+            attributes += (
+                ("constant", f"{name}[{key_text(key, number)}]", item)
+                for number, (key, item) in enumerate(value.items())
+                if isinstance(item, Tensor)
+            )
     return attributes
 
 
@@ -326,7 +339,7 @@ def _extra_repr(module: Any) -> str:
         return ""
     try:
         if not kind.__module__.startswith("torch."):  # those of torch's own show no elements
-            if any(map(holds_freed, (module._parameters, module._buffers))):
+            if holds_freed(module):
                 return ""
         return str(module.extra_repr())[:_MAX_EXTRA]
     except Exception:  # it is the user's code, and only for display

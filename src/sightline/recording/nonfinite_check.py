@@ -103,6 +103,10 @@ class NonFiniteChecker(Observer):
         """Drop the weak reference to a tensor; whether there was one, for `restore`."""
         return self._tensors_before.pop(id(tensor), None) is not None
 
+    def forget_all(self) -> None:
+        """Drop the weak references to all tensors."""
+        self._tensors_before.clear()
+
     def restore(self, tensor: Any) -> None:
         """Put a reference back that `forget` has dropped."""
         self._tensors_before[id(tensor)] = ref(tensor)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from sightline.argument_checks import is_written
 from sightline.data.op_groups import REFLECTED_OPERATORS, UNINITIALIZED
 from sightline.recording.atomic import append_numbered
 from sightline.recording.torchapi import COMPOSITE, OpOverload, Tensor, has_kernel
@@ -319,8 +320,5 @@ def _of_namesake(name: str) -> tuple[str, ...]:
 
 
 def _with_default(name: str, default: Any) -> str:
-    try:
-        text = repr(default)
-    except Exception:  # code of the user, run only for display
-        text = f"<{type(default).__name__}>"
+    text = repr(default) if is_written(default) else f"<{type(default).__name__}>"
     return f"{name}={text}" if len(text) <= _MAX_DEFAULT else f"{name}=…"

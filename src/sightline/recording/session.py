@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
+from sightline.argument_checks import key_text
 from sightline.assemble.batch import StepMark
 from sightline.data.arrays import IntArray
 from sightline.data.trace_data import KIND, ModuleInfo
@@ -187,6 +188,7 @@ class Session(ABC):
     def stop_in_fork(self) -> None:
         """Stop in a forked process, which reads nothing: the stream writer and its file are the parent's."""
         self.halt()
+        self.forget_all()
         if self.stream_writer is not None:
             self.stream_writer.abandon()
 
@@ -198,13 +200,13 @@ class Session(ABC):
         """An observer's error that came too late to stop the run."""
         return None
 
-    @abstractmethod
     def release(self) -> None:
         """Free what the engine holds: nothing more will be read from it."""
+        self.forget_all()
 
-    @abstractmethod
     def abandon(self) -> None:
         """Free what the engine holds: the recording will never begin."""
+        self.forget_all()
 
     def new_device_statistics(self, fill: str) -> DeviceStatistics:
         """A store for the statistics of tensors on devices."""
@@ -310,6 +312,18 @@ class Session(ABC):
         existed = self.check is not None and self.check.forget(tensor)
         return self.values.forget(tensor), self.modules.forget(tensor), existed
 
+    def forget_all(self) -> None:
+        """Drop the weak references to all tensors, for good.
+
+        A trace may be kept for long, and ``torch.utils.swap_tensors`` refuses tensors that have any.
+        """
+        self.regions.clear()  # or results would be looked for among tensors that are not known any more
+        self.before_region.clear()
+        self.values.forget_all()
+        self.modules.forget_all()
+        if self.check is not None:
+            self.check.forget_all()
+
     def restore(self, tensor: Any, entries: Any) -> None:
         """Give a tensor the value and names that `forget` returned, whatever its memory and layout are."""
         value, names, existed = entries
@@ -343,5 +357,9 @@ class Session(ABC):
             for position, parameter in enumerate(group["params"]):
                 name = names.get(id(parameter), f"parameter {position}")
                 state = optimizer.state.get(parameter, {})
-                named = ((f"{name}.{key}", item) for key, item in state.items() if isinstance(item, Tensor))
+                named = (
+                    (f"{name}.{key if isinstance(key, str) else key_text(key)}", item)
+                    for key, item in state.items()
+                    if isinstance(item, Tensor)
+                )
                 self.values.label(named, "state")

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from sightline import markers
 from sightline.assemble.batch import StepMark
 from sightline.data.trace_data import OPTIMIZER_STEP
+from sightline.recording.compilations import ExportPatch
 from sightline.recording.observers import SpiedTensor
 from sightline.recording.plain.thread_state import all_states, current_states
 from sightline.recording.program_warnings import WarningPatch
@@ -86,6 +87,7 @@ _listener: Final = RecorderListener()
 swaps: Final = SwapPatch(all_sessions, _swap_tensors.__code__)
 _schedulers: Final = SchedulerPatch()
 _warnings: Final = WarningPatch()
+_exports: Final = ExportPatch(all_sessions)
 
 
 def note_step(session: Session, begins: bool) -> None:
@@ -117,6 +119,7 @@ def install_optimizer_hooks(user: object) -> None:
         swaps.install()
         _schedulers.install(before_schedule)
         _warnings.install(before_warning)
+        _exports.install()
 
 
 def release_optimizer_hooks(user: object) -> None:
@@ -138,6 +141,7 @@ def remove_optimizer_hooks() -> None:
     swaps.remove()
     _schedulers.remove()
     _warnings.remove()
+    _exports.remove()
 
 
 @contextmanager

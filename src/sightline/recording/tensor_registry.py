@@ -61,6 +61,10 @@ class TensorRegistry(ABC):
         """Drop the weak reference to a tensor; returns its value."""
 
     @abstractmethod
+    def forget_all(self) -> None:
+        """Drop Python's weak references to all tensors."""
+
+    @abstractmethod
     def rebind(self, tensor: Any, value: int) -> None:
         """Have a tensor object stand for a value, whatever its memory and layout are by now."""
 

@@ -16,7 +16,7 @@ from itertools import repeat
 from operator import call, itemgetter
 from threading import local
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sightline.errors import TorchMissing, UnsupportedTorch
 from sightline.recording.atomic import exhaust, run_atomically
@@ -64,6 +64,8 @@ _graph_task = _private("torch._C._current_graph_task_id")
 sequence_number = _private("torch.autograd._get_sequence_nr")
 #: Identity of a tensor's storage, without making a Python storage object.
 storage_address = _private("torch._C._storage_address")
+#: Whether a tensor shares its memory with others until one of them is written to.
+is_copied_on_write = _private("torch._C._is_cow_tensor")
 #: int8 matrices to an int32 one, exactly.
 int_mm = _private("torch._int_mm")
 #: Set while ``torch.jit.trace`` runs; reading a shape would then add to the traced graph.
@@ -183,11 +185,16 @@ class ModuleHooks:
     Dynamo guards on the keys and functions of these tables, so both are the same in every recording.
     """
 
+    _all: ClassVar[list[ModuleHooks]] = []  # one for each engine
+
     def __init__(self) -> None:
         self.key = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
+        self._installed: tuple[Any, Any] | None = None
+        self._all.append(self)
 
     def install(self, before: Any, after: Any) -> None:
         """Have ``before`` and ``after`` called around every module call. Safe to call again."""
+        self._installed = before, after
         module_hooks._global_forward_pre_hooks[self.key] = before
         module_hooks._global_forward_hooks[self.key] = after
         module_hooks._global_forward_hooks_with_kwargs[self.key] = True
@@ -195,8 +202,24 @@ class ModuleHooks:
 
     def remove(self) -> None:
         """Remove them. Safe to call again."""
+        self._installed = None
+        self._take_out()
+
+    def _take_out(self) -> None:
         for table in _FORWARD_HOOK_TABLES:
             table.pop(self.key, None)
+
+    @classmethod
+    def run_without(cls, work: Callable[[], T]) -> T:
+        """Run ``work`` while none of our hooks is in torch's tables."""
+        for hooks in cls._all:
+            hooks._take_out()
+        try:
+            return work()
+        finally:
+            for hooks in cls._all:
+                if hooks._installed is not None:  # another thread may have removed them
+                    hooks.install(*hooks._installed)
 
     def are_alone(self) -> bool:
         """Whether there are no other global module hooks."""
@@ -260,21 +283,28 @@ def unobserved(work: Callable[[], T]) -> T:
 
 def _untraced(work: Callable[[], T]) -> T:
     """Run ``work`` while ``torch.jit.trace`` and profilers pause, with the keys of the dispatcher set."""
-    tracing = jit_tracing()
-    profiled = profiler_enabled() and not getattr(_quiet, "on", False)
-    if tracing is None and not profiled:
-        return work()
-    try:  # each restored by one call of a function written in C, which no interrupt can prevent
-        if tracing is not None:
-            set_jit_tracing(None)
-        if not profiled:
-            return work()
+    observer = sys.modules.get(_OBSERVER)
+    if observer is not None:
         try:
-            _quiet.on = True
-            enable_record_function(False)
-            return work()
+            observer.pause_profilers(True)
+            return work() if jit_tracing() is None else _without_jit_tracing(work)
         finally:
-            run_atomically(partial(enable_record_function, True), partial(setattr, _quiet, "on", False))
+            observer.pause_profilers(False)
+    if getattr(_quiet, "on", False):
+        return _without_jit_tracing(work)
+    try:  # restored by one call of a function written in C, which no interrupt can prevent
+        _quiet.on = True
+        enable_record_function(False)
+        return _without_jit_tracing(work)
+    finally:
+        run_atomically(partial(enable_record_function, True), partial(setattr, _quiet, "on", False))
+
+
+def _without_jit_tracing(work: Callable[[], T]) -> T:
+    tracing = jit_tracing()
+    try:
+        set_jit_tracing(None)
+        return work()
     finally:
         set_jit_tracing(tracing)
 

@@ -86,6 +86,22 @@ def shrunk_storage(record: Record) -> Any:
     return doubled[:4]
 
 
+@program
+def copied_on_write(record: Record) -> Any:
+    """Memory that two tensors share until one of them is written to stays shared."""
+    lazy: Any = torch._lazy_clone
+    shared: Any = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+    outcomes = []
+    for size in (64, 5000):
+        whole = torch.arange(float(size))
+        with record():
+            copy_ = lazy(whole)
+            sl.spy("copy", copy_)
+            total = nn.Identity()(copy_).sum()
+            outcomes.append((total, shared(whole), shared(copy_)))
+    return outcomes
+
+
 @contextmanager
 def swapping() -> Iterator[None]:
     """Module conversion by ``torch.utils.swap_tensors``."""
@@ -124,6 +140,38 @@ def swapped_with_gradients(record: Record) -> Any:
         model.double()
         model(X.double()).sum().backward()
     return grads_of(model)
+
+
+@program
+def swapped_after_the_block(record: Record) -> Any:
+    """The recording still lives, which is not finished in a moment: it may hold no reference to a weight."""
+    model = mlp()
+    with swapping():
+        with record(model):
+            model(X).sum().backward()
+        model.to(torch.bfloat16)
+        return grads_of(model), model(X.bfloat16())
+
+
+@program
+def swapped_in_a_later_block(record: Record) -> Any:
+    model = mlp()
+    with swapping():
+        with record(model):
+            before = model(X).detach()
+        with record(model):
+            model.double()
+            return before, model(X.double())
+
+
+@program
+def swapped_by_hand_after_the_block(record: Record) -> Any:
+    constant = torch.full((3,), 2.0)
+    with record():
+        doubled, halved = torch.ones(3) * constant, torch.zeros(2, 2) + 1
+    torch.utils.swap_tensors(doubled, halved)
+    torch.utils.swap_tensors(constant, halved)
+    return constant, doubled, halved
 
 
 @program

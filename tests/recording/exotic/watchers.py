@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -135,6 +142,28 @@ def exported(record: Record) -> Any:
 
 
 @program
+def exported_strictly(record: Record) -> Any:
+    """Dynamo reads the program, and would read hooks of modules too."""
+    model = mlp()
+    with record(model):
+        first = model(X)
+        program_ = torch.export.export(model, (X,), strict=True)
+        return str(program_.graph), program_.module()(X), first, model(X)
+
+
+@program
+def exported_strictly_with_a_hook(record: Record) -> Any:
+    """Dynamo refuses a global hook that is the program's own, recorded or not."""
+    model = mlp()
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda module, given: None)
+    try:
+        with record(model):
+            return torch.export.export(model, (X,), strict=True)
+    finally:
+        hook.remove()
+
+
+@program
 def counted_by_modes(record: Record) -> Any:
     model = mlp()
     with record(model), CountingFunctions() as functions, Counting() as ops:
@@ -263,6 +292,82 @@ def traced_by_a_debugger(record: Record) -> Any:
         finally:
             sys.settrace(before)
     return y, grads_of(model), sorted(lines)
+
+
+@program
+def observed_by_an_execution_trace(record: Record) -> Any:
+    """An observer of ops that is no profiler."""
+    model = mlp()
+    observer = torch.profiler.ExecutionTraceObserver()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        observer.register_callback(str(file))
+        try:
+            with record(model):
+                observer.start()
+                y = sl.spy("y", model(X))
+                y.sum().backward()
+                observer.stop()
+        finally:
+            observer.unregister_callback()
+        names = [node["name"] for node in json.loads(file.read_text())["nodes"]]
+    return y, grads_of(model), sorted(name for name in names if name.startswith("aten"))
+
+
+def _lines_followed(run: Callable[[], Any]) -> tuple[Any, list[tuple[str, int]]]:
+    """The result of a function, and the lines of this file that a trace function sees meanwhile."""
+    lines: set[tuple[str, int]] = set()
+
+    def follow(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != __file__:
+            return None
+        lines.add((frame.f_code.co_name, frame.f_lineno))
+        return follow
+
+    before, of_threads = sys.gettrace(), threading.gettrace()
+    threading.settrace(follow)
+    sys.settrace(follow)
+    try:
+        result = run()
+        assert sys.gettrace() is follow
+        assert threading.gettrace() is follow
+    finally:
+        sys.settrace(before)
+        threading.settrace(of_threads)
+    return result, sorted(lines)
+
+
+@program
+def traced_from_before_the_block(record: Record) -> Any:
+    """As coverage.py does it up to Python 3.11: its trace function sees the whole recording too."""
+    model = mlp()
+
+    def run() -> Any:
+        with record(model):
+            return _step(model)
+
+    y, lines = _lines_followed(run)
+    assert lines
+    return y, grads_of(model), lines
+
+
+def covered(record: Record) -> Any:
+    """Under coverage.py itself, where it is installed."""
+    model = mlp()
+    measured = import_module("coverage").Coverage(data_file=None, include=[__file__])
+    measured.start()
+    try:
+        with record(model):
+            y = _step(model)
+    finally:
+        measured.stop()
+    lines = measured.get_data().lines(__file__)
+    assert lines
+    return y, grads_of(model), sorted(lines)
+
+
+if find_spec("coverage"):
+    program(covered)
 
 
 @program

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sightline as sl
-from tests.recording.engines import BOTH_ENGINES
+from tests.recording.engines import BOTH_ENGINES, needs_native
 from tests.recording.streaming.last_programs import PROGRAMS, recorded, wrong_cuts
 from tests.recording.streaming.streams import session_of
 
@@ -26,6 +26,21 @@ def test_every_cut_through_training_steps_is_sound(engine: Any, ops: str, tmp_pa
 def test_some_cuts_through_every_program_are_sound(engine: Any, name: str, tmp_path: Path) -> None:
     step = 1 + len(recorded(name, engine=engine).ops) // 8
     assert list(wrong_cuts(name, tmp_path, lambda count: range(1, count + 1, step), engine=engine)) == []
+
+
+@pytest.mark.slow  # a minute on two cores; `make fuzz` has the other levels and engines
+@pytest.mark.parametrize(
+    ("engine", "ops"),
+    [
+        pytest.param("native", "both", marks=needs_native),
+        pytest.param("native", "api", marks=needs_native),
+        ("python", "api"),
+    ],
+)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_cut_through_every_program_is_sound(engine: Any, ops: str, name: str, tmp_path: Path) -> None:
+    found = wrong_cuts(name, tmp_path, lambda count: range(1, count + 1), engine=engine, ops=ops)
+    assert list(found) == []
 
 
 @BOTH_ENGINES

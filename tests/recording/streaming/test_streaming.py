@@ -24,6 +24,8 @@ from sightline.errors import CaptureError, UsageError
 from sightline.recording.streaming import journal_file
 from sightline.recording.streaming import writer as stream_writer
 from sightline.store.reader import LoadedTrace
+from tests.limits import measured
+from tests.recording.engines import needs_native
 from tests.recording.nets import Net
 from tests.recording.streaming.streams import (
     TIMES,
@@ -34,6 +36,36 @@ from tests.recording.streaming.streams import (
     session_of,
     train,
 )
+
+_MILLION = """
+import torch, sightline as sl
+x = torch.ones(4)
+def record(count):
+    with sl.trace(path=sys.argv[1], stats=sl.Stats(fingerprint=True), ops="aten"):
+        for _ in range(count):
+            x.mul_(1.0)
+def check(count):
+    t = sl.load(sys.argv[1])
+    assert t.validate().ops == len(t.ops) == count
+    assert t.info["faults"] == []
+    last = t.ops[-1].outputs[0].stats
+    assert (last.min, last.max, last.mean) == (1.0, 1.0, 1.0)
+attempt("imported", lambda: None)
+attempt("recorded", lambda: record(1_000_000))
+attempt("read", lambda: check(1_000_000))
+"""
+
+
+@pytest.mark.slow
+@needs_native
+def test_a_million_ops_with_statistics_take_little_memory(tmp_path: Path) -> None:
+    """A recording that is not streamed takes 1.5 GB here when it is read."""
+    found = measured(_MILLION, str(tmp_path / "run.sight"), limit=16 << 30, seconds=150)
+    assert [text for text, _ in found.values()] == [""] * 3
+    peaks = {name: peak - found["imported"][1] for name, (_, peak) in found.items()}
+    assert peaks["recorded"] < 600
+    assert peaks["read"] < 700
+
 
 #: Sums depend on where a tensor lies in memory, and so do the storages of what was not made by an op.
 LOOSE = {"mean", "std", "l2", "fingerprint", "storage", "storages"}

@@ -23,6 +23,7 @@ from sightline.graph.exported.torchapi import (
     size_hint,
 )
 from sightline.notation import tensor_text
+from sightline.text_encoding import for_output, printable
 
 _MAX_LENGTH: Final = 10_000  #: characters of an expression
 _MAX_VALUE: Final = 1 << 128  #: of a size and of everything it is computed from
@@ -112,6 +113,7 @@ _LAYOUT_ONLY: Final = re.compile(r"contiguous|_reshape_view_helper|strides|chann
 _SYMBOL: Final = re.compile(r"\b[a-z]+\d+\b")
 
 
+@printable
 @dataclass(frozen=True, slots=True)
 class Dimension:
     """One dimension of one input.
@@ -144,6 +146,7 @@ class Dimension:
         return f"dimension {self.dim} is fixed at {self.size}"
 
 
+@printable
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A condition that held for the example and that the graph depends on: ``s77 > 5``."""
@@ -153,6 +156,7 @@ class Condition:
     by: str = ""  #: the line of the model that depends on it
 
 
+@printable
 @dataclass(frozen=True)
 class Dynamic:
     """Which sizes of the inputs are dynamic, and under which conditions: ``print(g.dynamic)``.
@@ -260,7 +264,7 @@ class Dynamic:
             lines.append("valid for")
             lines += [f"  {one.text}" + (f"  ({one.by})" if one.by else "") for one in self.conditions]
         lines += [f"note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        return for_output("\n".join(lines))
 
 
 def _over_inputs(code: str, sources: Mapping[str, str]) -> str:

@@ -32,10 +32,12 @@ from sightline.graph.exported.torch_export import flatten_modes
 from sightline.graph.exported.verification import Verification, module_outputs, verify_graph
 from sightline.graph.graph import Graph
 from sightline.patterns import PathPattern, did_you_mean, segments_of
+from sightline.text_encoding import printable
 
 Keep = str | Iterable[str] | Callable[[str], bool] | bool
 
 
+@printable
 @dataclass(frozen=True, eq=False, repr=False)
 class ExportedGraph(Graph):
     """The graph of a model that can be run, edited, checked against the model and saved.

@@ -25,6 +25,7 @@ from sightline.graph.exported.inputs import describe_value
 from sightline.graph.exported.torch_export import MODES, OBJECT, Mode
 from sightline.graph.exported.torchapi import op_schema, pytree, storage_key
 from sightline.patterns import did_you_mean
+from sightline.text_encoding import printable
 
 #: Arguments that an op changes although its schema does not declare it, with the flags that make it do so.
 _UNDECLARED_WRITES: Final = dict.fromkeys(("running_mean", "running_var"), ("training", "use_input_stats"))
@@ -210,6 +211,7 @@ class NodeIO(NamedTuple):
     outputs: Any
 
 
+@printable
 class Run(Mapping[str, NodeIO]):
     """The inputs and outputs of every node in one run, in the order they ran; ``.output`` is the model's.
 

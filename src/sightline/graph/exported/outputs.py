@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from sightline.argument_checks import key_text
 from sightline.graph.exported.torchapi import pytree
 
 _PLAIN: Final = (
@@ -60,7 +61,7 @@ class OutputStructure:
         for key, value in items.items():
             item_path = (*path, key)
             if not isinstance(value, _PLAIN) and not _is_registered(value) and not is_dataclass(value):
-                self.left_out["".join(f"[{part!r}]" for part in item_path)] = type(value).__name__
+                self.left_out["".join(f"[{key_text(part)}]" for part in item_path)] = type(value).__name__
                 if as_none:
                     simplified[key] = None
             elif isinstance(value, str):

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node as FxNode
 
+from sightline.argument_checks import argument_text
 from sightline.graph.exported.program import module_calls
 from sightline.graph.exported.torchapi import pytree
+from sightline.text_encoding import for_output, printable
 
 if TYPE_CHECKING:
     from sightline.graph.exported.interpreter import Run
 
 
+@printable
 @dataclass(frozen=True)
 class Verification:
     """The result of a comparison with the model; true where nothing differs.
@@ -40,9 +43,9 @@ class Verification:
             without = f", without {', '.join(self.left_out)}, which it leaves out" if self.left_out else ""
             return f"The graph computes what the model computes{without}."
         if not self.node:
-            return f"The graph's output differs from the model's: {self.difference}"
+            return for_output(f"The graph's output differs from the model's: {self.difference}")
         line = f" ({self.source})" if self.source else ""
-        return (
+        return for_output(
             f"The graph differs from the model from the node {self.node!r}{line} on, which is the output of "
             f"{self.module or 'the model'}: {self.difference}"
         )
@@ -166,5 +169,5 @@ def _difference(first: Any, second: Any) -> str:
             except AssertionError as error:
                 return " ".join(str(error).split())
         elif left_leaf != right_leaf:
-            return f"{left_leaf!r} and {right_leaf!r}"
+            return f"{argument_text(left_leaf)} and {argument_text(right_leaf)}"
     return ""

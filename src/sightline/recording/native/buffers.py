@@ -94,6 +94,9 @@ class NativeValues(TensorRegistry):
         value: int = self.recording.forget(tensor)
         return None if value < 0 else value
 
+    def forget_all(self) -> None:
+        """Nothing to do: all references are in C++, where Python does not see them."""
+
     def rebind(self, tensor: Any, value: int) -> None:
         self._register_type(tensor)
         self.recording.rebind(tensor, value)

@@ -358,6 +358,22 @@ PyObject* mute(PyObject*, PyObject* on) {
   Py_RETURN_NONE;
 }
 
+// pause_profilers(on): from the outermost on to its end no observer of ops sees this thread, as in `Unobserved`. Torch's
+// Python functions do not say whether there are any: an ExecutionTraceObserver is no profiler.
+PyObject* pause_profilers(PyObject*, PyObject* on) {
+  thread_local int depth = 0;
+  thread_local bool were_enabled = true;
+  if (PyObject_IsTrue(on) == 1) {
+    if (depth++ == 0) {
+      were_enabled = at::isRecordFunctionEnabled();
+      at::enableRecordFunction(false);
+    }
+  } else if (depth > 0 && --depth == 0) {
+    at::enableRecordFunction(were_enabled);
+  }
+  Py_RETURN_NONE;
+}
+
 // The replacement of Dynamo's `set_eval_frame`. It has to be written in C: Dynamo puts its callback back when a Python
 // function returns that was entered with it on.
 PyObject* watched_set_eval_frame(PyObject* watch, PyObject* callback) {
@@ -387,6 +403,7 @@ PyObject* watch_eval_frame(PyObject*, PyObject* args) {
 PyMethodDef module_methods[] = {
     {"watch_eval_frame", watch_eval_frame, METH_VARARGS, "A stand-in for Dynamo's set_eval_frame."},
     {"mute", mute, METH_O, "Whether to record nothing of this thread."},
+    {"pause_profilers", pause_profilers, METH_O, "Whether no observer of ops sees this thread."},
     {"scalar_type_name", scalar_type_name, METH_O, "The C++ name of the dtype with a number."},
     {"enter_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_module)), METH_FASTCALL,
      "A global forward pre-hook."},

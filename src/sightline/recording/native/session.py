@@ -110,6 +110,7 @@ class NativeSession(CallbackSession):
 
     def abandon(self) -> None:
         """Free the slot: the recording will never begin."""
+        super().abandon()
         self.running = False
         self.recording.release()
 
@@ -133,6 +134,7 @@ class NativeSession(CallbackSession):
 
     def release(self) -> None:
         """Copy the data of C++ and free its slot: there are few, and this one may stay unread for long."""
+        super().release()
         for stream in (self.ops, self.calls, self.memory, self.values.stream, self.values.fresh):
             stream.freeze()
         if self.statistics_source is not None:

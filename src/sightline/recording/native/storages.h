@@ -46,7 +46,7 @@ inline const void* storage_of(const c10::TensorImpl* tensor) {
 }
 
 // Whether every element of a tensor is in memory of its own that is there and can be read: Python's
-// `torchapi.has_memory`. A storage may have been freed or made smaller, as FSDP does.
+// `tensor_memory.has_memory`. A storage may have been freed or made smaller, as FSDP does.
 inline bool has_memory(const c10::TensorImpl* tensor) {
   const auto keys = tensor->key_set();
   if (!has_plain_sizes(tensor) || !tensor->has_storage() || tensor->is_meta()) return false;

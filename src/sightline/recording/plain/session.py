@@ -232,6 +232,8 @@ class PlainSession(Session):
             state.off = True
 
     def finish(self) -> None:
+        if self.module_infos is not None:
+            return
         for state in list(self._states.values()):
             while state.top.outer is not None:
                 self._close_top(state, UNFINISHED)
@@ -250,12 +252,6 @@ class PlainSession(Session):
 
     def note_written(self) -> None:
         """Nothing to do: no thread waits after a crash."""
-
-    def release(self) -> None:
-        """Nothing to do: everything is freed with the session."""
-
-    def abandon(self) -> None:
-        """Nothing to do, as in `release`."""
 
     # -- tensors that no recorded op made ----------------------------------------------------------------
 

@@ -67,6 +67,9 @@ class Values(TensorRegistry):
         self.refs.pop(id(tensor), None)
         return value
 
+    def forget_all(self) -> None:
+        self.refs.clear()
+
     def rebind(self, tensor: Any, value: int) -> None:
         self._bind(tensor, value, ())  # equal to no appearance: it is compared anew when it is next used
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.assemble.statistics import fingerprints_of, scramble
-from sightline.recording.torchapi import int_mm
+from sightline.recording.torchapi import int_mm, is_copied_on_write
 from sightline.schema.streams import LANES
 
 ROW: Final = 1024  #: bytes
@@ -58,13 +58,14 @@ def as_array(tensor: Any) -> NDArray[Any]:
 
     ``.numpy()`` would make its storage one that cannot be resized, and FSDP resizes those of its weights.
     """
-    array: NDArray[Any] = np.from_dlpack(tensor)
+    # Whoever could write to shared memory makes torch copy it, here and in `cpu_lanes`.
+    array: NDArray[Any] = np.from_dlpack(tensor.clone() if is_copied_on_write(tensor) else tensor)
     return array
 
 
 def cpu_lanes(flat: Any) -> list[int]:
     """The lanes of a tensor in CPU memory: transposed, which is faster there, and with few calls."""
-    octets = flat.view(torch.int8)
+    octets = (flat.clone() if is_copied_on_write(flat) else flat).view(torch.int8)
     rows, rest = divmod(octets.numel(), ROW)
     transposed, wide, weights = _cpu_matrices(max(1024, 1 << rows.bit_length()))
     lanes = np.zeros(LANES, dtype=np.int64)

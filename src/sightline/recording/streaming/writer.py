@@ -298,6 +298,7 @@ class StreamWriter:
         Without ``wait`` it is finished a little later.
         """
         if not self._is_own_process:
+            self._session.forget_all()
             return
         if self._finish_job is None:
             self._finish_job = _Job(partial(without_modes, self._finish))
