@@ -27,7 +27,7 @@ from sightline.errors import NativeUnavailable
 SANITIZE: Final = "SIGHTLINE_SANITIZE"
 COMPILERS: Final = ("g++", "c++", "clang++")
 #: The native engine reads the interpreter's frames, whose layout it knows for these versions.
-PYTHONS: Final = ((3, 11), (3, 12))
+PYTHONS: Final = ((3, 11), (3, 12), (3, 13), (3, 14))
 
 _WARNINGS: Final = ("-Wall", "-Wextra")
 _SHAPE: Final = ("-std=c++20", "-fPIC", "-fvisibility=hidden")
@@ -209,7 +209,8 @@ def _check_supported() -> None:
             f"The native engine is for Linux, and this is {sys.platform}; the Python engine records here."
         )
     version = sys.version_info[:2]
-    supported = " and ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+    (_, first), (_, last) = PYTHONS[0], PYTHONS[-1]
+    supported = f"3.{first}" if first == last else f"3.{first} to 3.{last}"
     if sys.implementation.name != "cpython" or version not in PYTHONS:
         name = "Python" if sys.implementation.name == "cpython" else sys.implementation.name
         raise NativeUnavailable(
