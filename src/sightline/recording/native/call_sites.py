@@ -75,8 +75,8 @@ def _instructions(code: CodeType) -> dict[int, tuple[dis.Instruction, int]]:
 def depths(code: CodeType) -> dict[int, int]:
     """How deep the operand stack is before each instruction that can be reached."""
     instructions = _instructions(code)
-    # A generator is resumed with a value on its stack; from Python 3.12 on its first instruction counts it.
-    start = 1 if code.co_flags & _GENERATORS and sys.version_info < (3, 12) else 0
+    # A generator is resumed with a value on its stack; from Python 3.13 on its first instruction counts it.
+    start = 1 if code.co_flags & _GENERATORS and sys.version_info < (3, 13) else 0
     reached: dict[int, int] = {}
     waiting = [(0, start)]
     entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
