@@ -175,8 +175,8 @@ MODULE_CALL_CODES = frozenset(
     | {code for code in Module._call_impl.__code__.co_consts if hasattr(code, "co_code")}
 )
 
-#: The code of ``Function.apply`` of autograd, whose C++ calls methods of tensors, such as ``view_as`` where a function
-#: returns its input. None where all of it is written in C, as from torch 2.15 on.
+#: The code of ``Function.apply`` of autograd, whose C++ calls methods of tensors, such as ``view_as`` where a
+#: function returns its input. None where all of it is written in C, as from torch 2.15 on.
 FUNCTION_APPLY_CODE: CodeType | None = getattr(
     getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None
 )

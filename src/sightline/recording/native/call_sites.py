@@ -29,7 +29,8 @@ _END: Final = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
      "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"}
 )  # fmt: skip
-#: From Python 3.13 on, one instruction loads or stores two local variables: four bits of its argument for each.
+#: Instructions that load a local variable, and whether they load or store two, as from Python 3.13 on: then
+#: each has four bits of the argument.
 _LOADS: Final = {
     "LOAD_FAST": False, "LOAD_FAST_BORROW": False, "LOAD_FAST_CHECK": False,
     "LOAD_FAST_LOAD_FAST": True, "LOAD_FAST_BORROW_LOAD_FAST_BORROW": True, "STORE_FAST_LOAD_FAST": True,

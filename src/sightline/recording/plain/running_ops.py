@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import torch
-
 from sightline.data.trace_data import MUTATES, RAISED
 from sightline.recording.compilations import COMPILED_NODE
 from sightline.recording.observers import ObservedOp
