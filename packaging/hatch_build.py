@@ -1,7 +1,7 @@
-"""What hatchling does before it packs a wheel: no wheel is without the viewer of the page, and one may bring engines.
+"""Completes a wheel before hatchling packs it, with the viewer of the page and with native engines.
 
-The environment variable ``SIGHTLINE_PREBUILT`` names a folder of engines that `wheels.py` has compiled for one
-CPython; the wheel is for that one then.
+The environment variable ``SIGHTLINE_PREBUILT`` names a folder of engines that `wheels.py` has compiled
+for one CPython; the wheel is for that one then.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ def build_viewer(root: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
         raise SystemExit(
-            "sightline: the viewer of the page is not built, and building it needs Node 20: install Node and try "
-            "again, or install a published wheel."
+            "sightline: the viewer of the page is not built, and building it needs Node 20: "
+            "install Node and try again, or install a published wheel."
         )
     install = [npm, "install", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"]
     for command in (install, [npm, "run", "--silent", "build"]):
         subprocess.run(command, cwd=root / "viewer", check=True)
     if not all(path.is_file() for path in files):
-        raise SystemExit("sightline: `npm run build` in viewer/ has not written the viewer: run it to see why.")
+        raise SystemExit(
+            "sightline: `npm run build` in viewer/ has not written the viewer: run it to see why."
+        )

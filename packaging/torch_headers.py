@@ -22,8 +22,21 @@ def torch_headers(minor: str, folder: Path) -> Path:
     if include.is_dir():
         return include
     with tempfile.TemporaryDirectory(prefix="torch-", dir=folder) as work:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        wanted = ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}", f"--abi=cp{_PYTHON}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
+        wanted = [
+            "--only-binary=:all:",
+            "--implementation=cp",
+            f"--python-version={_PYTHON}",
+            f"--abi=cp{_PYTHON}",
+        ]
         platform = [f"--platform=manylinux_2_28_{machine}" for machine in ("x86_64",)]
         subprocess.run([*command, *wanted, *platform, f"--dest={work}", f"torch=={minor}.*"], check=True)
         (wheel,) = Path(work).glob("torch-*.whl")

@@ -1,9 +1,10 @@
-"""Builds what is published: wheels with native engines, one for each CPython, a pure wheel, and the source distribution.
+"""Builds all files of a release: a wheel with native engines for each CPython, a pure wheel, and the sources.
 
     python packaging/wheels.py --python python3.11 --python python3.13 --torch 2.13 --out dist
 
-Each wheel has an engine for every minor version of torch. An engine needs the headers of torch and of CPython, and no
-library of theirs: it is linked against empty ones of the same names, and finds torch's in the process that loads it.
+Each wheel has an engine for every minor version of torch. An engine needs the headers of torch and of
+CPython, and no library of theirs: it is linked against empty ones of the same names, and finds torch's in the
+process that loads it.
 Two builds of the same sources are the same to the byte.
 """
 
@@ -61,7 +62,9 @@ class Python:
         version, soabi, includes = json.loads(done.stdout)
         found = cls(tuple(version), soabi, tuple(dict.fromkeys(map(Path, includes))))
         if found.version not in PYTHONS or not soabi.startswith(f"cpython-{found.tag[2:]}-"):
-            raise SystemExit(f"{program} is {soabi}, and engines are for CPython 3.{PYTHONS[0][1]} and newer.")
+            raise SystemExit(
+                f"{program} is {soabi}, and engines are for CPython 3.{PYTHONS[0][1]} and newer."
+            )
         if not any((folder / "Python.h").is_file() for folder in found.includes):
             raise SystemExit(f"{program} has no C headers in {found.includes[0]}: install them.")
         return found
@@ -102,20 +105,28 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--python", action="append", metavar="PROGRAM", help="a CPython to build for; else all on PATH")
-    parser.add_argument("--torch", nargs="+", default=TORCHES, metavar="MINOR", help="minor versions of torch")
+    parser.add_argument(
+        "--python", action="append", metavar="PROGRAM", help="a CPython to build for; else all on PATH"
+    )
+    parser.add_argument(
+        "--torch", nargs="+", default=TORCHES, metavar="MINOR", help="minor versions of torch"
+    )
     parser.add_argument("--machine", choices=COMPILERS, default=os.uname().machine)
-    parser.add_argument("--headers", default=ROOT / "build" / "headers", help="where the headers of torch are kept")
+    parser.add_argument(
+        "--headers", default=ROOT / "build" / "headers", help="where the headers of torch are kept"
+    )
     parser.add_argument("--out", default=ROOT / "dist")
     return parser.parse_args()
 
 
 def available_pythons() -> list[str]:
     """The supported versions of CPython that are installed here; the others are named and left out."""
-    found, missing = [], []
+    found: list[str] = []
+    missing: list[str] = []
     for major, minor in PYTHONS:
         program = shutil.which(f"python{major}.{minor}")
-        works = program is not None and subprocess.run([program, "-c", ""], capture_output=True).returncode == 0
+        tried = ["false"] if program is None else [program, "-c", ""]  # pyenv has programs that only complain
+        works = subprocess.run(tried, capture_output=True, check=False).returncode == 0
         (found if works else missing).append(program if works and program else f"{major}.{minor}")
     if missing:
         print(f"left out, because they are not installed here: CPython {', '.join(missing)}")
@@ -152,7 +163,9 @@ def check_symbols(engine: Path) -> str:
     for library, text in re.findall(r"\*UND\*.*\((GLIBC|GLIBCXX|CXXABI)_([\d.]+)\)", done.stdout):
         version = tuple(map(int, text.split(".")))
         needed[library] = max(needed.get(library, ()), version)
-    text = ", ".join(f"{library} {'.'.join(map(str, version))}" for library, version in sorted(needed.items()))
+    text = ", ".join(
+        f"{library} {'.'.join(map(str, version))}" for library, version in sorted(needed.items())
+    )
     if any(version > NEWEST[library] for library, version in needed.items()):
         raise SystemExit(f"{engine.name} needs newer libraries than torch's wheels do: {text}.")
     return text
@@ -160,13 +173,14 @@ def check_symbols(engine: Path) -> str:
 
 def build(target: str, out: Path, prebuilt: Path | None = None) -> str:
     """Have hatchling build a wheel or the source distribution; returns its name."""
-    committed = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True)
+    when = ["git", "log", "-1", "--format=%ct"]
+    committed = subprocess.run(when, cwd=ROOT, capture_output=True, text=True, check=False)
     environment = os.environ | {"SOURCE_DATE_EPOCH": committed.stdout.strip() or "1700000000"}
     environment.pop("SIGHTLINE_PREBUILT", None)
     if prebuilt is not None:
         environment["SIGHTLINE_PREBUILT"] = str(prebuilt)
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr.strip() or done.stdout.strip())
     path = Path((done.stdout.strip() or done.stderr.strip()).rpartition("\n")[2])

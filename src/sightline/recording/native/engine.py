@@ -1,4 +1,4 @@
-"""The native engine's extension: brought along by the wheel or built on first use, and loaded once per process."""
+"""The native engine's extension, of the wheel or built on first use, and loaded once per process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ refused_prebuilt = ""
 
 
 def load() -> ModuleType:
-    """The extension, built if the wheel has none for this torch; raises `NativeUnavailable`, again if it did before."""
+    """The extension, built if the wheel has none for this torch.
+
+    Raises `NativeUnavailable`, again if it did before.
+    """
     global _outcome  # noqa: PLW0603 — an extension is loaded once per process
     with _lock:
         if _outcome is None:

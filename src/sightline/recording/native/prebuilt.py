@@ -1,7 +1,7 @@
 """The native engines that a wheel brings along, one for each minor version of torch.
 
-A wheel is for one CPython and one kind of processor, and so are the engines in it. torch keeps the layout of its
-classes within a minor version, and the builds of one version for a CPU and for CUDA share it.
+A wheel is for one CPython and one kind of processor, and so are the engines in it. torch keeps the
+layout of its classes within a minor version, and the builds of one version for a CPU and for CUDA share it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
-from sightline.errors import NativeUnavailable
 from sightline.recording.native import trusted_files
 from sightline.recording.native.compiler import sources_digest
 
 FOLDER: Final = Path(__file__).parent / "engines"
 #: The facts that all engines in the folder share: see `facts_of_wheel`.
 FACTS: Final = "facts.json"
-#: Builds that the makers of torch publish. One that somebody compiled may have other options, and other layouts.
+#: Versions that the makers of torch publish. A build of somebody else may have other options and layouts.
 _PUBLISHED: Final = re.compile(r"(\d+\.\d+)\.\d+(\+(cpu|cu\d+|rocm[\d.]+|xpu))?")
 
 
@@ -35,7 +34,7 @@ def facts_of_wheel(sources: Path, soabi: str, machine: str) -> dict[str, str]:
 
 
 def find_prebuilt(torch: str, sources: Path, folder: Path = FOLDER) -> Path | None:
-    """The engine for this version of torch and this Python; None if the wheel has none, or of other sources."""
+    """The engine for this version of torch and this Python; None if there is none, or of other sources."""
     published = _PUBLISHED.fullmatch(torch)
     if published is None:
         return None

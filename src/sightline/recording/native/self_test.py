@@ -1,6 +1,6 @@
-"""The self-test of a native engine: a small program is recorded, and each op compared with what is known of it.
+"""The self-test of a native engine: it records a small program, whose every op is known.
 
-An engine that was built elsewhere, or for another state of torch, may load and still read memory at the wrong place.
+An engine that was built elsewhere, or for another torch, may load and still read memory at the wrong place.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def failed_check(observer: ModuleType) -> str:
     recorded = [(op.level, str(op), op.frame.line if op.frame is not None else -1) for op in index.ops]
     for expected, found in zip(_EXPECTED, recorded, strict=False):
         if expected != found:
-            return f"it recorded {found[1]!r} at line {found[2]} in place of {expected[1]!r} at line {expected[2]}"
+            wrong, right = (f"{text!r} at line {line}" for _, text, line in (found, expected))
+            return f"it recorded {wrong} in place of {right}"
     if len(recorded) != len(_EXPECTED):
         return f"it recorded {len(recorded)} ops in place of {len(_EXPECTED)}"
     aten = [op for op in index.ops if op.level == "aten"]
