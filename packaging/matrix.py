@@ -31,7 +31,8 @@ TESTS = (
 _ON_TORCH = ("accelerate", "transformers")
 _OTHERS = (
     "click", "expecttest", "filelock", "fsspec", "huggingface_hub", "hypothesis", "jinja2", "networkx",
-    "numpy", "packaging", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "regex", "requests", "rich",
+    "numpy", "packaging", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml", "regex", "requests",
+    "rich",
     "safetensors", "setuptools", "sympy", "tokenizers", "tqdm", "typing_extensions",
 )  # fmt: skip
 
