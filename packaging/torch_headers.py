@@ -16,29 +16,16 @@ _PYTHON = "312"
 _INCLUDE = "torch/include/"
 
 
-def torch_headers(minor: str, folder: Path) -> Path:
+def torch_headers(minor: str, machine: str, folder: Path) -> Path:
     """The include folder of the newest patch release of a minor version, downloaded at first."""
-    include = folder / f"torch-{minor}" / "include"
+    include = folder / f"torch-{minor}-{machine}" / "include"
     if include.is_dir():
         return include
     with tempfile.TemporaryDirectory(prefix="torch-", dir=folder) as work:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-        ]
-        wanted = [
-            "--only-binary=:all:",
-            "--implementation=cp",
-            f"--python-version={_PYTHON}",
-            f"--abi=cp{_PYTHON}",
-        ]
-        platform = [f"--platform=manylinux_2_28_{machine}" for machine in ("x86_64",)]
-        subprocess.run([*command, *wanted, *platform, f"--dest={work}", f"torch=={minor}.*"], check=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        wheel_of = ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"]
+        wheel_of += [f"--abi=cp{_PYTHON}", f"--platform=manylinux_2_28_{machine}"]
+        subprocess.run([*pip, *wheel_of, f"--dest={work}", f"torch=={minor}.*"], check=True)
         (wheel,) = Path(work).glob("torch-*.whl")
         extracted = Path(work) / "extracted"
         with zipfile.ZipFile(wheel) as file:

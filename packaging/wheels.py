@@ -82,7 +82,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True, exist_ok=True)
     pythons = [Python.of(program) for program in options.python or available_pythons()]
-    headers = {minor: torch_headers(minor, cache) for minor in options.torch}
+    headers = {minor: torch_headers(minor, options.machine, cache) for minor in options.torch}
     machine = options.machine
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = []
