@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -87,6 +88,15 @@ def test_the_self_test_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_rng_state()
     assert self_test.failed_check(load()) == ""
     assert torch.equal(before, torch.get_rng_state())
+
+
+@needs_native
+def test_the_self_test_leaves_every_recording_free() -> None:
+    gc.disable()
+    try:
+        assert [self_test.failed_check(load()) for _ in range(20)] == [""] * 20
+    finally:
+        gc.enable()
 
 
 @needs_native

@@ -52,6 +52,7 @@ def failed_check(observer: ModuleType) -> str:
     finally:
         session.halt()
         session.finish()
+        session.release()
     index = Index(build(session))
     recorded = [(op.level, str(op), op.frame.line if op.frame is not None else -1) for op in index.ops]
     for expected, found in zip(_EXPECTED, recorded, strict=False):
