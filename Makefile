@@ -9,7 +9,7 @@ JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 VIEWER := src/sightline/page/viewer.js
-.PHONY: help demo test test-all engine viewer lint format types imports schema unit slow plain examples sanitize fuzz goldens pictures docs bench clean
+.PHONY: help demo test test-all engine viewer wheels matrix lint format types imports schema unit slow plain examples sanitize fuzz goldens pictures docs bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,14 @@ $(VIEWER):
 # `npm install` takes the versions of the lock file too; `npm ci` would insist on the binaries of every platform in it.
 viewer: ## build the viewer of the page, with its types checked and its tests run; needs Node 20
 	cd viewer && npm install --no-save --no-audit --no-fund --loglevel=error && npm run --silent test && npm run --silent build
+
+# A wheel of torch is a gigabyte, and one is downloaded for each minor version; WHEELS="--torch 2.13" takes some.
+wheels: $(READY) $(VIEWER) ## wheels with native engines for each CPython here, a pure one and the sources, in dist/
+	$(BIN)/python packaging/wheels.py $(WHEELS)
+
+# Gigabytes again: an environment for each pair, kept in build/matrix. MATRIX="3.13:2.15" takes some.
+matrix: $(READY) ## the recorder's tests with other versions of CPython and torch
+	$(BIN)/python packaging/matrix.py $(MATRIX)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check

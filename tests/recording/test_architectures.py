@@ -141,7 +141,9 @@ def check_recording(t: Any, *, explained: bool = True) -> None:
     assert not [call for call in t.module_calls if call.unfinished]
     assert not [op for op in t.ops if op.raised and op.phase != "recompute"]
     written = {op.name for op in t.ops if op.level == "api"}
-    assert not [name for name in written if name.startswith("torch.ops.")], "no model here calls these itself"
+    # transformers has ops of its own for versions of torch that lack theirs, and its models call these.
+    ops = [name for name in written if name.startswith("torch.ops.")]
+    assert not [name for name in ops if not name.startswith("torch.ops.transformers.")]
 
 
 def recorded_calls(t: Any) -> Counter[str]:

@@ -166,7 +166,13 @@ def test_custom_ops_of_torch_library() -> None:
         y = doubled(torch.ones(2))
         bump(y)
         y.sum()
-    assert aten(t) == ["ones", "sightline_test::twice", "sightline_test::bump", "sum"]
+    # From torch 2.15 on the dispatcher runs such an op without an event of its own, as torch's profiler shows.
+    with torch.profiler.profile() as profile:
+        doubled(torch.ones(2))
+    if "sightline_test::twice" in [event.name for event in profile.events()]:
+        assert aten(t) == ["ones", "sightline_test::twice", "sightline_test::bump", "sum"]
+    else:
+        assert aten(t) == ["ones", "mul.Tensor", "add_.Tensor", "sum"]
     bumped = t.ops.where(level="aten")[2]
     assert bumped.mutates
     assert t.ops[-1].inputs[0].producer == bumped

@@ -20,8 +20,9 @@ from sightline.cli.command import Command, examples, printable_text
 def command(build: bool) -> None:
     """Show which engine records here and why, or build the native one.
 
-    The native engine is compiled on first use for the installed torch, Python and compiler, and kept in a
-    cache folder. With --build the exit code is 0 if it can be used, else 1.
+    Wheels for Linux bring the native engine for published versions of torch. For others it is compiled on
+    first use, for the installed torch, Python and compiler, and kept in a cache folder. With --build the exit
+    code is 0 if it can be used, else 1.
     """
     from sightline.recording.engine_choice import engine_status
 
@@ -31,7 +32,8 @@ def command(build: bool) -> None:
     lines = {
         "engine": state.engine,
         "why": state.reason,
-        "built": state.path,
+        "file": state.path,
+        "wheel": state.wheel,
         "torch": state.torch,
         "python": state.python,
         "compiler": state.compiler or "none found",

@@ -19,9 +19,11 @@ import torch
 from sightline.errors import NativeUnavailable, UsageError
 from sightline.options import one_of
 from sightline.process_rank import this_rank
+from sightline.recording.native import engine as native_engine
 from sightline.recording.native.builder import cache_folder, write_progress
 from sightline.recording.native.compiler import find_compiler
 from sightline.recording.native.engine import find_extension, load
+from sightline.recording.native.prebuilt import FOLDER, minors
 from sightline.recording.plain import hooks as plain_hooks
 from sightline.recording.plain.session import PlainSession
 from sightline.recording.session import Session
@@ -128,7 +130,8 @@ class EngineStatus:
 
     engine: Literal["native", "python"]
     reason: str  #: a sentence
-    path: Path | None  #: of the built extension
+    path: Path | None  #: of the extension
+    wheel: str  #: which engines the installed wheel brings along, and why the one for this torch is not used
     torch: str
     python: str
     compiler: str | None  #: its version in a line
@@ -154,8 +157,10 @@ def engine_status(build: bool = False) -> EngineStatus:
             reason = (
                 "It is built when it is first used, in 15 to 60 s; `sightline engine --build` builds it now."
             )
+        elif path.parent == FOLDER:
+            reason = "The wheel brings it for this torch and this Python, and its self-test passed."
         else:
-            reason = "It is built for this torch and this Python, and loads."
+            reason = "It was built here for this torch and this Python, and its self-test passed."
     try:
         compiler = find_compiler(os.environ)
     except NativeUnavailable:
@@ -165,6 +170,14 @@ def engine_status(build: bool = False) -> EngineStatus:
     except NativeUnavailable:
         cache = None
     return EngineStatus(
-        engine=engine, reason=reason, path=path, torch=str(torch.__version__), python=sys.version.split()[0],
+        engine=engine, reason=reason, path=path, wheel=_engines_of_wheel(),
+        torch=str(torch.__version__), python=sys.version.split()[0],
         compiler=None if compiler is None else compiler.name, cache=cache,
     )  # fmt: skip
+
+
+def _engines_of_wheel() -> str:
+    if native_engine.refused_prebuilt:
+        return native_engine.refused_prebuilt
+    brought = minors()
+    return f"has engines for torch {', '.join(brought)}" if brought else "has no engines"

@@ -87,7 +87,9 @@ UNARY_METHODS: Final = {
     "UNARY_INVERT": ("~", ("bitwise_not", "__invert__")),
     "UNARY_POSITIVE": ("+", ("positive", "__pos__")),
     "BINARY_SUBSCR": ("[]", ("__getitem__",)),
+    "BINARY_SLICE": ("[]", ("__getitem__",)),
     "STORE_SUBSCR": ("[]=", ("__setitem__",)),
+    "STORE_SLICE": ("[]=", ("__setitem__",)),
 }
 #: The methods that each binary operator calls, the usual one first; `operations` names other reflected ones.
 BINARY_METHODS: Final = {
@@ -136,18 +138,32 @@ def _operator(stacks: StackTrie, stack: int, method: str) -> str | None:
     return in_place if symbol in BINARY_METHODS and bare in methods else None
 
 
+#: How many low bits of the argument of a comparison are flags.
+_COMPARE_FLAGS: Final = 0 if sys.version_info < (3, 12) else 4 if sys.version_info < (3, 13) else 5
+
+
+def unary_name(name: str, argument: int) -> str:
+    """The name of an instruction; a unary plus is an intrinsic function from Python 3.12 on."""
+    intrinsic = getattr(dis, "_intrinsic_1_descs", ())
+    if name == "CALL_INTRINSIC_1" and argument < len(intrinsic):
+        return str(intrinsic[argument]).removeprefix("INTRINSIC_")
+    return name
+
+
 def _instruction(code: CodeType, offset: int) -> tuple[str, tuple[str, ...]]:
     raw = code.co_code
     if offset + 1 >= len(raw):
         return "", ()
-    name, argument = dis.opname[raw[offset]], raw[offset + 1]
+    name, argument = unary_name(dis.opname[raw[offset]], raw[offset + 1]), raw[offset + 1]
     if name in UNARY_METHODS:
         return UNARY_METHODS[name]
     if name == "BINARY_OP":
         symbol = _binary_symbols()[argument].removesuffix("=")
+        if symbol == "[]":  # an instruction of its own before Python 3.14
+            return UNARY_METHODS["BINARY_SUBSCR"]
         return symbol, BINARY_METHODS.get(symbol, ())
     if name == "COMPARE_OP":
-        index = argument >> (4 if sys.version_info >= (3, 12) else 0)  # its low bits are flags from then on
+        index = argument >> _COMPARE_FLAGS
         symbol = dis.cmp_op[index] if index < len(dis.cmp_op) else ""
         return symbol, COMPARE_METHODS.get(symbol, ())
     return "", ()

@@ -40,7 +40,7 @@ def _private(path: str) -> Any:
         except AttributeError:
             raise UnsupportedTorch(
                 f"torch {torch.__version__} has no {path}, which sightline records with; "
-                "it was tested with torch 2.11 and 2.13: use one of these, or a newer sightline."
+                "it was tested with torch 2.8 to 2.15: use one of these, or a newer sightline."
             ) from None
     return item
 
@@ -176,6 +176,12 @@ functorch_unwrapped = _private("torch._C._functorch.get_unwrapped")
 MODULE_CALL_CODES = frozenset(
     {Module._call_impl.__code__, Module._wrapped_call_impl.__code__}
     | {code for code in Module._call_impl.__code__.co_consts if hasattr(code, "co_code")}
+)
+
+#: The code of ``Function.apply`` of autograd, whose C++ calls methods of tensors, such as ``view_as`` where a
+#: function returns its input. None where all of it is written in C, as from torch 2.15 on.
+FUNCTION_APPLY_CODE: CodeType | None = getattr(
+    getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None
 )
 
 

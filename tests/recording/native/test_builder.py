@@ -345,7 +345,7 @@ class TestWhereItCannotBe:
         monkeypatch.setattr(toolchain, "PYTHONS", ((3, 8), (3, 9)))
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         assert sentence(Toolchain.here) == (
-            f"The native engine is for CPython 3.8 and 3.9, and this is Python {version}; "
+            f"The native engine is for CPython 3.8 to 3.9, and this is Python {version}; "
             "the Python engine records here."
         )
 

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("own_environment")
 @pytest.fixture(autouse=True)
 def stand_in(fake: FakeCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build, "_checked", lambda module: module)  # a stand-in records nothing
 
 
 class TestTheChoice:
@@ -86,7 +87,7 @@ class TestStatus:
         )
         after = engine_choice.engine_status(build=True)
         assert after.engine == "native"
-        assert after.reason == "It is built for this torch and this Python, and loads."
+        assert after.reason == "It was built here for this torch and this Python, and its self-test passed."
         assert after.path is not None
         assert after.path.is_relative_to(cache)
         assert (after.torch, after.compiler, after.cache) == (torch.__version__, "fake++ 1.0", cache)
@@ -150,6 +151,7 @@ class TestTheCommand:
             "engine    native\n"
             "why       It is built when it is first used, in 15 to 60 s; `sightline engine --build` builds "
             "it now.\n"
+            "wheel     has no engines\n"
             f"torch     {torch.__version__}\n"
             f"python    {sys.version.split()[0]}\n"
             "compiler  fake++ 1.0\n"
@@ -161,8 +163,9 @@ class TestTheCommand:
         result = self.run("--build")
         assert result.exit_code == 0
         assert result.stdout.startswith(
-            "engine    native\nwhy       It is built for this torch and this Python, and loads.\n"
-            f"built     {cache / 'native'}"
+            "engine    native\n"
+            "why       It was built here for this torch and this Python, and its self-test passed.\n"
+            f"file      {cache / 'native'}"
         )
         assert result.stderr.startswith("sightline: building the native engine for torch ")
         assert self.run("--build").stderr == ""

@@ -75,6 +75,8 @@ bool is_pass_of_call(Recording& recording, ThreadState& state, const Frame* inne
   return true;
 }
 
+bool stores(const Site& site) { return site.kind == SiteKind::kStore || site.kind == SiteKind::kStoreSlice; }
+
 bool takes_subject(const Recording& recording, PyObject* subject, const Arguments& given) {
   return subject != nullptr && is_tensor(recording, subject) && !given.tensors.empty() &&
       given.tensors[0]->unsafeGetTensorImpl() == recording.types.tensor_of(subject).unsafeGetTensorImpl();
@@ -110,10 +112,11 @@ bool goes_on(
   }
   const Place& place = inside.back();
   const Site site = site_of(recording, place.code, code, place.instruction, lock);
+  if (site.truth && (traits.truth || traits.reads_number)) return true;
   Operands operands;
   if (!operands_at(recording, place.frame, site, operands)) return false;
   CallableTraits called;
-  called.several = called.indexes = site.kind == SiteKind::kStore || site.count != 0;
+  called.several = called.indexes = stores(site) || site.count != 0;
   if (operands.callable != nullptr) called = callable_traits(recording, operands.callable, lock);
   // C++ that calls operators, as many as it likes
   const bool helper = operands.callable != nullptr && called.info < 0 && !called.by_op;
@@ -224,7 +227,8 @@ void begin_api_call(
       return;
     }
     const int instruction = instruction_of(innermost);
-    const Site site = site_of(recording, code_of(innermost), innermost_code, instruction, lock);
+    Site site = site_of(recording, code_of(innermost), innermost_code, instruction, lock);
+    if (site.truth && (traits.truth || traits.reads_number)) site = Site();
     Operands operands;
     bool readable = operands_at(recording, innermost, site, operands);
     PyObject* subject = readable && !operands.objects.empty() ? operands.objects[0] : nullptr;
@@ -251,8 +255,8 @@ void begin_api_call(
       }
     } else if (readable && site.callable >= 0) {
       known.info = operands.mirrored ? site.mirrored : site.callable;
-      known.several = site.kind == SiteKind::kStore || site.count != 0;
-      known.returns_nothing = site.kind == SiteKind::kStore;
+      known.several = stores(site) || site.count != 0;
+      known.returns_nothing = stores(site);
     } else {
       known = traits_by_op(recording, traits, nullptr, lock);
     }
@@ -260,7 +264,8 @@ void begin_api_call(
     api.backward = false;
     if (readable) {
       operands_count = operands.objects.size();
-      const char* maker = site.kind == SiteKind::kSlice ? "slice" : "call";
+      const bool slices = site.kind == SiteKind::kSlice || site.kind == SiteKind::kStoreSlice;
+      const char* maker = slices ? "slice" : "call";
       read_call(recording, operands, maker, known.info, api, lock);
       keep_given(recording, api, maker, known.info, operands.names, operands.keywords, lock, [&] { return tuple_of(operands); });
     } else {

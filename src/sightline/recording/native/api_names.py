@@ -213,4 +213,8 @@ class ApiNames:
 
     def bind_arguments(self, number: int, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call of such a function, from the values of its parameters."""
-        return bind_arguments(self._names[number], values)
+        args, kwargs = bind_arguments(self._names[number], values)
+        # Before torch 2.10 a reflected operator takes its operands as ``*args``, in the order of the call.
+        if self._infos[number].mirrored and "*" in self._names[number] and not isinstance(args[1], Tensor):
+            args = args[::-1]
+        return args, kwargs

@@ -45,7 +45,7 @@ const void* key_of(PyObject* callable) {
 }  // namespace
 
 PyObject* local(const Frame* frame, int slot) {
-  PyObject* held = frame->localsplus[slot];
+  PyObject* held = slot_of(frame, slot);
   return held != nullptr && PyCell_Check(held) ? PyCell_GET(held) : held;
 }
 
@@ -103,18 +103,19 @@ const Site& site_of(Recording& recording, PyCodeObject* code, int32_t number, in
   Site site;
   ask(lock, [&] {
     Owned answer(PyObject_CallMethod(recording.session, "new_site", "Oi", code, instruction));
-    int kind, keywords, is_tuple;
+    int kind, keywords, is_tuple, truth;
     PyObject* names;
     if (!answer ||
         !PyArg_ParseTuple(
-            answer.get(), "iiiiiOppii", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords,
-            &is_tuple, &site.args_slot, &site.kwargs_slot)) {
+            answer.get(), "iiiiiOppiip", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords,
+            &is_tuple, &site.args_slot, &site.kwargs_slot, &truth)) {
       recording.fault();
       return;
     }
     site.kind = static_cast<SiteKind>(kind);
     site.has_keywords = keywords != 0;
     site.is_tuple = is_tuple != 0;
+    site.truth = truth != 0;
     if (names != Py_None) site.names = names;  // Python keeps it
   });
   return recording.api.sites.emplace(key, site).first->second;
@@ -197,9 +198,8 @@ PyObject* passed(const Frame* caller, const Site& site, const Parameter& paramet
     return found == nullptr ? fallback : found;
   }
   if (site.kind != SiteKind::kCall) return now;
-  PyObject* const* stack = caller->localsplus + code_of(caller)->co_nlocalsplus + site.depth;
   const int named = site.names == nullptr ? 0 : static_cast<int>(PyTuple_GET_SIZE(site.names));
-  const bool method = stack[0] != nullptr;
+  const bool method = call_has_self(caller, site.depth);
   const int first = method ? 1 : 2;
   const int positional = site.count - named + (method ? 1 : 0);
   int at = parameter.slot < positional ? parameter.slot : -1;
@@ -208,7 +208,7 @@ PyObject* passed(const Frame* caller, const Site& site, const Parameter& paramet
     if (name == parameter.name) at = positional + which;
   }
   if (at < 0) return fallback;
-  return stack[first + at] == Py_None ? Py_None : now;
+  return operand(caller, site.depth + first + at) == Py_None ? Py_None : now;
 }
 
 void unwrap_partial(Operands& operands, Lock& lock) {
@@ -228,30 +228,29 @@ void unwrap_partial(Operands& operands, Lock& lock) {
 }
 
 bool operands_at(Recording& recording, const Frame* frame, const Site& site, Operands& into) {
-  PyObject* const* stack = frame->localsplus + code_of(frame)->co_nlocalsplus + site.depth;
+  const auto at = [&](int position) { return operand(frame, site.depth + position); };
   switch (site.kind) {
     case SiteKind::kCall: {
-      const bool method = stack[0] != nullptr;
-      into.callable = method ? stack[0] : stack[1];
-      const int count = site.count + (method ? 1 : 0);
-      into.objects.append(stack + (method ? 1 : 2), stack + (method ? 1 : 2) + count);
+      const bool method = call_has_self(frame, site.depth);
+      into.callable = at(call_callable(method));
+      for (int position = method ? 1 : 2; position < site.count + 2; ++position) into.objects.push_back(at(position));
       into.names = site.names;
       return into.callable != nullptr;
     }
-    case SiteKind::kSpread:
-      into.callable = stack[1];
+    case SiteKind::kSpread: {
+      into.callable = at(kSpreadCallable);
       // Anything but a tuple is converted to one first, and may be gone by now.
       if (into.callable == nullptr || !site.is_tuple) return false;
-      if (stack[2] == nullptr || !PyTuple_CheckExact(stack[2])) return false;
-      into.objects.append(
-          reinterpret_cast<PyTupleObject*>(stack[2])->ob_item,
-          reinterpret_cast<PyTupleObject*>(stack[2])->ob_item + PyTuple_GET_SIZE(stack[2]));
-      if (site.has_keywords && stack[3] != nullptr && PyDict_CheckExact(stack[3]) && PyDict_GET_SIZE(stack[3]) > 0) {
-        into.keywords = stack[3];
-      }
+      PyObject* given = at(2);
+      if (given == nullptr || !PyTuple_CheckExact(given)) return false;
+      PyObject** first = reinterpret_cast<PyTupleObject*>(given)->ob_item;
+      into.objects.append(first, first + PyTuple_GET_SIZE(given));
+      PyObject* keywords = site.has_keywords ? at(3) : nullptr;
+      if (keywords != nullptr && PyDict_CheckExact(keywords) && PyDict_GET_SIZE(keywords) > 0) into.keywords = keywords;
       return true;
+    }
     case SiteKind::kBinary: {
-      PyObject *left = stack[0], *right = stack[1];
+      PyObject *left = at(0), *right = at(1);
       if (left == nullptr || right == nullptr) return false;
       if (!is_tensor(recording, left)) {
         if (site.count != 0 || !is_tensor(recording, right)) return false;  // `list[x]`, `[x] == [y]`
@@ -262,14 +261,17 @@ bool operands_at(Recording& recording, const Frame* frame, const Site& site, Ope
       return true;
     }
     case SiteKind::kUnary:
-      into.objects = {stack[0]};
-      return stack[0] != nullptr;
+      into.objects = {at(0)};
+      return at(0) != nullptr;
     case SiteKind::kSlice:
-      into.objects = {stack[0], stack[1], stack[2]};
-      return stack[0] != nullptr && is_tensor(recording, stack[0]);
+      into.objects = {at(0), at(1), at(2)};
+      return at(0) != nullptr && is_tensor(recording, at(0));
     case SiteKind::kStore:  // value, container, index
-      into.objects = {stack[1], stack[2], stack[0]};
-      return stack[0] != nullptr && stack[1] != nullptr && stack[2] != nullptr && is_tensor(recording, stack[1]);
+      into.objects = {at(1), at(2), at(0)};
+      return at(0) != nullptr && at(1) != nullptr && at(2) != nullptr && is_tensor(recording, at(1));
+    case SiteKind::kStoreSlice:  // value, container, start, stop
+      into.objects = {at(1), at(2), at(3), at(0)};
+      return at(0) != nullptr && at(1) != nullptr && is_tensor(recording, at(1));
     default:
       return false;
   }

@@ -11,7 +11,7 @@
 namespace sightline {
 
 // How a place in the code calls torch.
-enum class SiteKind : uint8_t { kUnknown, kCall, kBinary, kUnary, kStore, kSpread, kSlice };
+enum class SiteKind : uint8_t { kUnknown, kCall, kBinary, kUnary, kStore, kSpread, kSlice, kStoreSlice };
 
 struct Site {
   SiteKind kind = SiteKind::kUnknown;
@@ -23,6 +23,7 @@ struct Site {
   bool is_tuple = false;  // of a call with a spread: it certainly spreads a tuple
   int args_slot = -1, kwargs_slot = -1;  // the slots of the caller's own `*args` and `**kwargs`, if it spreads those
   bool has_keywords = false;  // of a call with a dict of keyword arguments
+  bool truth = false;  // of a comparison: it also reads whether its result is true, when its operands are released
 };
 
 // The properties of a callable.

@@ -19,15 +19,22 @@ from sightline.recording.source_positions import (
     COMPARE_METHODS,
     MIRRORED_COMPARISONS,
     UNARY_METHODS,
+    unary_name,
 )
 
 #: Kinds of sites: positions in C++'s ``SiteKind``.
-UNKNOWN, CALL, BINARY, UNARY, STORE, SPREAD, SLICE = range(7)
+UNKNOWN, CALL, BINARY, UNARY, STORE, SPREAD, SLICE, STORE_SLICE = range(8)
 _GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _END: Final = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
      "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"}
 )  # fmt: skip
+#: Instructions that load a local variable, and whether they load or store two, as from Python 3.13 on: then
+#: each has four bits of the argument.
+_LOADS: Final = {
+    "LOAD_FAST": False, "LOAD_FAST_BORROW": False, "LOAD_FAST_CHECK": False,
+    "LOAD_FAST_LOAD_FAST": True, "LOAD_FAST_BORROW_LOAD_FAST_BORROW": True, "STORE_FAST_LOAD_FAST": True,
+}  # fmt: skip
 #: The methods that operators in place call; `source_positions` has those of the others.
 _IN_PLACE_METHODS: Final = {
     "+": "add_", "-": "sub_", "*": "mul_", "/": "div_", "//": "floor_divide_", "%": "remainder_",
@@ -54,6 +61,7 @@ class Site(NamedTuple):
     is_tuple: bool = False  #: whether a call certainly spreads a tuple
     args_slot: int = -1  #: the local variable that is spread, if it is the function's own ``*args``
     kwargs_slot: int = -1  #: and its own ``**kwargs``
+    truth: bool = False  #: of a comparison: whether it also reads the truth of its result
 
 
 @lru_cache(maxsize=4096)
@@ -68,8 +76,8 @@ def _instructions(code: CodeType) -> dict[int, tuple[dis.Instruction, int]]:
 def depths(code: CodeType) -> dict[int, int]:
     """How deep the operand stack is before each instruction that can be reached."""
     instructions = _instructions(code)
-    # A generator is resumed with a value on its stack; from Python 3.12 on its first instruction counts it.
-    start = 1 if code.co_flags & _GENERATORS and sys.version_info < (3, 12) else 0
+    # A generator is resumed with a value on its stack; from Python 3.13 on its first instruction counts it.
+    start = 1 if code.co_flags & _GENERATORS and sys.version_info < (3, 13) else 0
     reached: dict[int, int] = {}
     waiting = [(0, start)]
     entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
@@ -101,13 +109,14 @@ def site_at(code: CodeType, offset: int) -> Site:
     if instruction is None or depth is None:
         return Site(UNKNOWN)
     one = instruction[0]
-    if one.opname in ("CALL", "PRECALL"):
+    if one.opname in ("CALL", "PRECALL", "CALL_KW"):
         return _call(code, one, depth)
     if one.opname == "CALL_FUNCTION_EX":
-        keywords = bool((one.arg or 0) & 1)
-        return _spread(code, one, depth, keywords)
+        return _spread(code, one, depth)
     if one.opname == "BINARY_OP":
         symbol = str(dis._nb_ops[one.arg or 0][1])  # type: ignore[attr-defined]
+        if symbol == "[]":  # an instruction of its own before Python 3.14
+            return Site(BINARY, depth - 2, 1, "__getitem__")
         bare = symbol.removesuffix("=")
         usual = _usual(BINARY_METHODS, bare)
         # ``0 + x`` and ``n += x`` with a number n both call ``x.add(…)``.
@@ -115,15 +124,20 @@ def site_at(code: CodeType, offset: int) -> Site:
     if one.opname == "COMPARE_OP":
         symbol = str(one.argval)
         mirrored = _usual(COMPARE_METHODS, MIRRORED_COMPARISONS.get(symbol, symbol))
-        return Site(BINARY, depth - 2, 0, _usual(COMPARE_METHODS, symbol), mirrored)
+        # ``if x > y:`` is one instruction from Python 3.13 on, which sets a bit of the argument.
+        truth = sys.version_info >= (3, 13) and bool((one.arg or 0) & 16)
+        return Site(BINARY, depth - 2, 0, _usual(COMPARE_METHODS, symbol), mirrored, truth=truth)
     if one.opname == "BINARY_SUBSCR":
         return Site(BINARY, depth - 2, 1, "__getitem__")
     if one.opname == "BINARY_SLICE":
         return Site(SLICE, depth - 3, 1, "__getitem__")
     if one.opname == "STORE_SUBSCR":
         return Site(STORE, depth - 3, 1, "__setitem__")
-    if one.opname in ("UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_POSITIVE"):
-        return Site(UNARY, depth - 1, 0, UNARY_METHODS[one.opname][1][0])
+    if one.opname == "STORE_SLICE":
+        return Site(STORE_SLICE, depth - 4, 1, "__setitem__")
+    unary = unary_name(one.opname, one.arg or 0)
+    if unary in ("UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_POSITIVE"):
+        return Site(UNARY, depth - 1, 0, UNARY_METHODS[unary][1][0])
     if one.opname == "LOAD_ATTR":
         return Site(UNARY, depth - 1, 0, f"@{one.argval}")
     return Site(UNKNOWN)
@@ -136,8 +150,11 @@ def _call(code: CodeType, one: dis.Instruction, depth: int) -> Site:
         at -= 1  # its PRECALL, which counts the arguments as taken though they are still there
         depth = depths(code)[offsets[at]]
     before = _instructions(code)[offsets[at - 1]][0] if at else one
-    names = code.co_consts[before.arg or 0] if before.opname == "KW_NAMES" else None
     count = one.arg or 0
+    if one.opname == "CALL_KW":  # from Python 3.13 on: the names are the topmost operand, a constant
+        names = before.argval
+        return Site(CALL, depth - count - 3, count, names=names) if type(names) is tuple else Site(UNKNOWN)
+    names = code.co_consts[before.arg or 0] if before.opname == "KW_NAMES" else None
     return Site(CALL, depth - count - 2, count, names=names)
 
 
@@ -147,10 +164,17 @@ def _jump_targets(code: CodeType) -> frozenset[int]:
     return frozenset(int(one.argval) for one in jumps)
 
 
-def _spread(code: CodeType, one: dis.Instruction, depth: int, keywords: bool) -> Site:
+def _spread(code: CodeType, one: dis.Instruction, depth: int) -> Site:
     """A call with ``*``, which certainly spreads a tuple if it was built for the call, or is ``*args``."""
     offsets = list(_instructions(code))
     at = offsets.index(one.offset) - 1
+    base = depth - 4
+    if sys.version_info >= (3, 14):  # a null is there instead of a dict of keyword arguments
+        keywords = _instructions(code)[offsets[max(at, 0)]][0].opname != "PUSH_NULL"
+        at -= not keywords
+    else:
+        keywords = bool((one.arg or 0) & 1)
+        base += not keywords
     if keywords:  # go back to where the dict began, with the tuple on top
         target = depths(code).get(one.offset, 0) - 1
         while at > 0 and depths(code).get(offsets[at], target + 1) > target:
@@ -158,17 +182,33 @@ def _spread(code: CodeType, one: dis.Instruction, depth: int, keywords: bool) ->
         at -= 1
     before, after = _instructions(code)[offsets[max(at, 0)]]
     if after in _jump_targets(code):  # the operands may come from elsewhere
-        return Site(SPREAD, depth - 3 - keywords, keywords=keywords)
+        return Site(SPREAD, base, keywords=keywords)
     built = before.opname in ("LIST_TO_TUPLE", "BUILD_TUPLE", "LOAD_CONST")
     built |= before.opname == "CALL_INTRINSIC_1" and "LIST_TO_TUPLE" in str(before.argrepr)
     args = code.co_argcount + code.co_kwonlyargcount if code.co_flags & inspect.CO_VARARGS else -1
-    stored = {each.arg for each, _ in _instructions(code).values() if each.opname == "STORE_FAST"}
-    own = before.opname == "LOAD_FAST" and before.arg == args and args not in stored
+    loads_two = _LOADS.get(before.opname)
+    loaded = -1 if loads_two is None or before.arg is None else before.arg & (15 if loads_two else -1)
+    own = args >= 0 and loaded == args and args not in _stored_slots(code)
     kwargs = args + 1 if own and keywords and code.co_flags & inspect.CO_VARKEYWORDS else -1
     return Site(
-        SPREAD, depth - 3 - keywords, keywords=keywords, is_tuple=built or own,
+        SPREAD, base, keywords=keywords, is_tuple=built or own,
         args_slot=args if own else -1, kwargs_slot=kwargs,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _stored_slots(code: CodeType) -> frozenset[int]:
+    """The local variables that a code sets or deletes, by their slots."""
+    stored: set[int] = set()
+    for one, _ in _instructions(code).values():
+        slot = one.arg or 0
+        if one.opname in ("STORE_FAST", "STORE_FAST_MAYBE_NULL", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
+            stored.add(slot)
+        elif one.opname in ("STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST"):
+            stored.add(slot >> 4)
+            if one.opname == "STORE_FAST_STORE_FAST":
+                stored.add(slot & 15)
+    return frozenset(stored)
 
 
 @lru_cache(maxsize=65536)
@@ -236,7 +276,7 @@ def parameters_of(function: Any) -> Parameters:
     if code.co_flags & inspect.CO_VARKEYWORDS:
         slots.append(first_keyword + spread)
         names.append("**")
-    stored = {one.arg for one in dis.get_instructions(code) if one.opname in ("STORE_FAST", "DELETE_FAST")}
+    stored = _stored_slots(code)
     return Parameters(slots, names, [slot in stored for slot in slots])
 
 

@@ -37,6 +37,18 @@ const Driver& driver() {
 
 int64_t words_in(const at::TensorBase& tensor) { return static_cast<int64_t>(tensor.nbytes()) / 4; }
 
+void* const kUnknownStream = reinterpret_cast<void*>(~uintptr_t{0});
+
+// The driver's handle of a stream. Before torch 2.11 a stream does not tell it; torch's own ops measure then.
+template <class Stream>
+void* handle_of(const Stream& stream) {
+  if constexpr (requires { stream.native_handle(); }) {
+    return stream.native_handle();
+  } else {
+    return kUnknownStream;
+  }
+}
+
 constexpr int64_t kRowBytes = 1024;  // of a fingerprint; each has a weight
 
 }  // namespace
@@ -44,8 +56,8 @@ constexpr int64_t kRowBytes = 1024;  // of a fingerprint; each has a weight
 bool DeviceTables::current_stream(int device, void*& stream) {
   const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
   if (guard.getDevice().index() != device) return false;
-  stream = guard.getStream(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device))).native_handle();
-  return true;
+  stream = handle_of(guard.getStream(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device))));
+  return stream != kUnknownStream;
 }
 
 bool DeviceTables::fits(const at::TensorBase& tensor) const {

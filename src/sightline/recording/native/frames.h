@@ -1,16 +1,26 @@
 // The Python frames of the running thread, read without the GIL, and the stacks they make, each stored once.
 //
 // torch's bindings release the GIL before an op runs, so the observer's callbacks run without it. The frames of
-// one's own thread can still be read: no other thread changes them while this thread is inside a call. This reads
-// the interpreter's own layout (`Py_BUILD_CORE`), which differs between Python versions and is checked when the
-// engine is built; a code object is pinned, under the GIL, when it is first met.
+// one's own thread can still be read: no other thread changes them while this thread is inside a call. CPython's
+// `PyUnstable_InterpreterFrame_GetCode` counts a reference, which needs the GIL, so that the layout itself is read
+// (`Py_BUILD_CORE`). It differs between versions: `frame_layout_….h` has that of each. A code object is pinned, under
+// the GIL, when it is first met.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
-#define Py_BUILD_CORE 1
 #include <Python.h>
-#include <internal/pycore_frame.h>
-#undef Py_BUILD_CORE
+
+#if PY_VERSION_HEX >= 0x030F0000 || PY_VERSION_HEX < 0x030B0000
+#error "the frames of this Python version have a layout the native engine does not know"
+#elif PY_VERSION_HEX >= 0x030E0000
+#include "frame_layout_314.h"
+#elif PY_VERSION_HEX >= 0x030D0000
+#include "frame_layout_313.h"
+#elif PY_VERSION_HEX >= 0x030C0000
+#include "frame_layout_312.h"
+#else
+#include "frame_layout_311.h"
+#endif
 
 #include <c10/util/flat_hash_map.h>
 
@@ -18,31 +28,7 @@
 #include <unordered_map>
 #include <vector>
 
-#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030D0000
-#error "the frames of this Python version have a layout the native engine does not know"
-#endif
-
 namespace sightline {
-
-using Frame = _PyInterpreterFrame;
-
-inline PyCodeObject* code_of(const Frame* frame) { return frame->f_code; }
-
-// Bytes from the start of the code to the instruction the frame is at: Python's `f_lasti`.
-inline int instruction_of(const Frame* frame) {
-  return static_cast<int>(
-      reinterpret_cast<const char*>(frame->prev_instr) -
-      reinterpret_cast<const char*>(_PyCode_CODE(frame->f_code)));
-}
-
-// A frame that is being set up has run no instruction yet and is not shown by Python either.
-inline bool is_shown(const Frame* frame) {
-#if PY_VERSION_HEX >= 0x030C0000
-  if (frame->owner == FRAME_OWNED_BY_CSTACK) return false;
-#endif
-  return frame->owner == FRAME_OWNED_BY_GENERATOR ||
-      frame->prev_instr >= _PyCode_CODE(frame->f_code) + frame->f_code->_co_firsttraceable;
-}
 
 inline const Frame* next_shown(const Frame* frame) {
   while (frame != nullptr && !is_shown(frame)) frame = frame->previous;
@@ -54,19 +40,11 @@ inline const Frame* caller_of(const Frame* frame) { return next_shown(frame->pre
 // The innermost Python frame of this thread; null on a thread Python has never seen, as autograd's workers are.
 inline const Frame* current_frame() {
   PyThreadState* state = PyGILState_GetThisThreadState();
-  return state == nullptr ? nullptr : next_shown(state->cframe->current_frame);
+  return state == nullptr ? nullptr : next_shown(innermost_of(state));
 }
 
 inline const Frame* frame_of(PyObject* object) {
   return reinterpret_cast<PyFrameObject*>(object)->f_frame;
-}
-
-inline PyObject* function_of(const Frame* frame) {
-#if PY_VERSION_HEX >= 0x030C0000
-  return frame->f_funcobj;
-#else
-  return reinterpret_cast<PyObject*>(frame->f_func);
-#endif
 }
 
 // The traits of a code object, requested from Python once.

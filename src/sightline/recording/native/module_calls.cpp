@@ -48,7 +48,7 @@ void note_elsewhere(PyObject* module) {
 
 PyObject* keywords_of(const Recording& recording, const Frame* frame) {
   if (recording.kwargs_slot < 0 || code_of(frame)->co_nlocalsplus <= recording.kwargs_slot) return nullptr;
-  PyObject* cell = frame->localsplus[recording.kwargs_slot];
+  PyObject* cell = slot_of(frame, static_cast<int>(recording.kwargs_slot));
   if (cell == nullptr || !PyCell_Check(cell)) return nullptr;
   PyObject* held = PyCell_GET(cell);
   return held != nullptr && PyDict_CheckExact(held) ? held : nullptr;

@@ -96,7 +96,7 @@ class CallbackSession(Session):
         site, method, mirrored = self.api_names.site(code, offset)
         where = site.kind, site.depth, site.arguments
         spread = site.keywords, site.is_tuple, site.args_slot, site.kwargs_slot
-        return *where, method, mirrored, site.names, *spread
+        return *where, method, mirrored, site.names, *spread, site.truth
 
     def new_callable(self, called: Any) -> tuple[int, bool, bool, bool, bool]:
         """A callable: see C++'s ``CallableTraits``."""
@@ -138,8 +138,8 @@ class CallbackSession(Session):
         """The arguments of an API call, from the operands that C++ has read."""
         if maker == "function":  # the parameters of a torch function written in Python
             return self.api_names.bind_arguments(number, values)
-        if maker == "slice":  # ``x[start:stop]``
-            return (values[0], slice(*values[1:])), {}
+        if maker == "slice":  # ``x[start:stop]``, ``x[start:stop] = value``
+            return (values[0], slice(*values[1:3]), *values[3:]), {}
         if maker == "op":  # unreadable: the arguments of its op
             return split_arguments(self.infos[number].function, values)
         kwargs = dict(keywords or {})

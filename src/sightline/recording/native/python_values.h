@@ -4,6 +4,7 @@
 #include "arguments.h"
 
 PyObject* THPVariable_Wrap(const at::TensorBase& tensor);  // of libtorch_python; its header needs pybind11
+c10::impl::PyInterpreter* getPyInterpreter();
 
 namespace sightline {
 
@@ -14,8 +15,10 @@ template <class Slot>
 PyObject* object_in(const Slot* slot) {
   if constexpr (requires { slot->load_pyobj(); }) {
     return slot->load_pyobj();
-  } else {
+  } else if constexpr (requires { slot->check_pyobj(); }) {
     return slot->check_pyobj().value_or(nullptr);
+  } else {  // torch 2.8
+    return slot->check_pyobj(getPyInterpreter()).value_or(nullptr);
   }
 }
 

@@ -82,6 +82,7 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
   traits->autocast_cuda = handle->hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA);
   traits->arguments = handle->schema().arguments().size();
   traits->returns = handle->schema().returns().size();
+  traits->truth = traits->name == "aten::is_nonzero";
   traits->reads_number = traits->name == "aten::item" || traits->name == "aten::_local_scalar_dense";
   traits->python = traits->name.compare(0, 6, "aten::") != 0;
   const std::string name_copy = traits->name, overload_copy = traits->overload;

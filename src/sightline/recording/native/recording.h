@@ -64,6 +64,7 @@ struct OpTraits {
   uint64_t mutates = 0;  // a bit for each argument it changes in place
   size_t arguments = 0, returns = 0;  // how many it has
   Measured measured;
+  bool truth = false;  // it reads whether a tensor is true
   bool reads_number = false;  // `item`: torch also reads sizes that way, before the op they are for
 };
 
@@ -324,7 +325,7 @@ template <class Ask>
 bool ask(Lock& lock, Ask ask_python) {
   lock.unlock();
   bool answered = false;
-  if (!_Py_IsFinalizing()) {
+  if (!is_finalizing()) {
     WithGil gil;
     const Unobserved unobserved;
     // The op's own exception, if one is in flight, is set aside while Python answers.

@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import torch
-
 from sightline.data.trace_data import MUTATES, RAISED
 from sightline.recording.compilations import COMPILED_NODE
 from sightline.recording.observers import ObservedOp
@@ -21,6 +19,7 @@ from sightline.recording.plain.row_streams import op_row
 from sightline.recording.plain.thread_state import OpenOp, StackAnchor
 from sightline.recording.stacks import is_hidden
 from sightline.recording.torchapi import (
+    FUNCTION_APPLY_CODE,
     Tensor,
     current_node,
     no_torch_function,
@@ -32,8 +31,6 @@ from sightline.schema.streams import INHERITED
 if TYPE_CHECKING:
     from sightline.recording.plain.session import PlainSession
 
-#: Torch's own C++ calls methods of tensors from here, such as ``view_as`` where a function returns its input.
-_APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _NO_NUMBER: Final = 1 << 62  # the sequence number of a node that accumulates into a leaf has all bits set
 
 
@@ -222,7 +219,7 @@ class ApiCall(RunningOp):
         if self.info.noise or self.state.open_op is not None:
             return False
         caller = frame.f_back
-        if caller is not None and caller.f_code is _APPLY:
+        if caller is not None and caller.f_code is FUNCTION_APPLY_CODE:
             return False
         if caller is not None and self.info.overload:
             outer = caller.f_back

@@ -1,0 +1,67 @@
+"""The self-test of a native engine: it records a small program, whose every op is known.
+
+An engine that was built elsewhere, or for another torch, may load and still read memory at the wrong place.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from sightline.data.index import Index
+from sightline.recording.native.session import NativeSession
+from sightline.recording.snapshot import build
+from sightline.recording.torchapi import profiler_enabled
+
+#: Compiled under a name of its own: frames of this package are left out of stacks.
+_FILE: Final = "<self-test>"
+_PROGRAM: Final = """
+def program(x):
+    y = x * 2.0
+    z = torch.cat([x, y], dim=1)
+    return z.sum(dim=0)
+"""
+#: Every op of the program: its level, its text and its line.
+_EXPECTED: Final = [
+    ("api", "*(f32[2, 3], 2.0) -> f32[2, 3]", 3),
+    ("aten", "mul.Tensor(f32[2, 3], 2.0) -> f32[2, 3]", 3),
+    ("api", "torch.cat([f32[2, 3], f32[2, 3]], dim=1) -> f32[2, 6]", 4),
+    ("aten", "cat([f32[2, 3], f32[2, 3]], 1) -> f32[2, 6]", 4),
+    ("api", "Tensor.sum(f32[2, 6], dim=0) -> f32[6]", 5),
+    ("aten", "sum.dim_IntList(f32[2, 6], [0]) -> f32[6]", 5),
+]
+
+
+def failed_check(observer: ModuleType) -> str:
+    """What an engine records wrongly, in a few words; empty if all is right.
+
+    Nothing is recorded while a profiler runs, whose profile would have the ops of the program.
+    """
+    if profiler_enabled():
+        return ""
+    scope: dict[str, Any] = {"torch": torch}
+    exec(compile(_PROGRAM, _FILE, "exec"), scope)  # noqa: S102 — a constant of this file
+    x = torch.full((2, 3), 1.5, dtype=torch.float32, device="cpu")
+    session = NativeSession(observer, None, "self-test", "both", sys._getframe(), outer_frames=False)
+    try:
+        session.start()
+        result = scope["program"](x)
+    finally:
+        session.halt()
+        session.finish()
+        session.release()
+    index = Index(build(session))
+    recorded = [(op.level, str(op), op.frame.line if op.frame is not None else -1) for op in index.ops]
+    for expected, found in zip(_EXPECTED, recorded, strict=False):
+        if expected != found:
+            wrong, right = (f"{text!r} at line {line}" for _, text, line in (found, expected))
+            return f"it recorded {wrong} in place of {right}"
+    if len(recorded) != len(_EXPECTED):
+        return f"it recorded {len(recorded)} ops in place of {len(_EXPECTED)}"
+    aten = [op for op in index.ops if op.level == "aten"]
+    if [op.inputs[-1].producer for op in aten[1:]] != aten[:-1]:
+        return "it did not recognise a tensor that it had seen"
+    return "" if result.shape == (6,) else "the program has another result"
