@@ -166,7 +166,7 @@ def test_custom_ops_of_torch_library() -> None:
         y = doubled(torch.ones(2))
         bump(y)
         y.sum()
-    # From torch 2.15 on the dispatcher runs such an op without an event of its own, as torch's profiler shows.
+    # From torch 2.15 on the dispatcher runs such an op without an event, as torch's profiler shows.
     with torch.profiler.profile() as profile:
         doubled(torch.ones(2))
     if "sightline_test::twice" in [event.name for event in profile.events()]:
