@@ -11,8 +11,8 @@ import sightline as sl
 from sightline.api import Trace
 from sightline.data.trace_data import ParameterInfo, TensorMeta
 from sightline.errors import NothingMatched, UsageError
+from sightline.views.inputs_outputs import FULL, SHORT, SHORTEST, Exchange, Item
 from sightline.views.rendering import width
-from sightline.views.shapes import FULL, SHORT, SHORTEST, Exchange, Item
 from sightline.views.summary import summary
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden

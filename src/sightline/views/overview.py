@@ -38,6 +38,7 @@ from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.hints import Hint
 from sightline.notation import bytes_text, count_text, time_text
+from sightline.views.inputs_outputs import Exchanges, key
 from sightline.views.problems import severity_counts
 from sightline.views.rendering import (
     WIDTH,
@@ -55,7 +56,6 @@ from sightline.views.rendering import (
     line,
     width,
 )
-from sightline.views.shapes import Exchanges, key
 from sightline.views.statistics_text import WRONG
 from sightline.views.steps import repeated_calls, step_lines, step_table
 from sightline.views.table_layout import grid_width

@@ -45,6 +45,7 @@ from sightline.errors import UsageError
 from sightline.hints import Hint
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import module_matches, no_module_matched
+from sightline.views.inputs_outputs import Exchange, Exchanges, key
 from sightline.views.problems import wrap_text
 from sightline.views.rendering import (
     WIDTH,
@@ -59,7 +60,6 @@ from sightline.views.rendering import (
     printable,
 )
 from sightline.views.rendering import width as columns
-from sightline.views.shapes import Exchange, Exchanges, key
 from sightline.views.statistics_text import WRONG, StatisticsIndex, ValueStatistics
 from sightline.views.table_layout import OPS_ROOM, Figures, FittedTable, fit_table
 

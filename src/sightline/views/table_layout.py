@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from sightline.views.inputs_outputs import FULL, RESULT, SHORT, SHORTEST
 from sightline.views.rendering import (
     Block,
     Cell,
@@ -22,7 +23,6 @@ from sightline.views.rendering import (
     printable,
     width,
 )
-from sightline.views.shapes import FULL, RESULT, SHORT, SHORTEST
 
 NARROWEST: Final = 60  #: views do not shrink below this
 _GAP: Final = 2  #: columns between those of a table
