@@ -193,7 +193,9 @@ class Namespaces:
 
 #: What Dynamo marks a class with when it compiles a module of it, and Python when it pickles an instance.
 #: transformers leaves a function of its own on `torch.nn.Module`.
-_NOT_OURS: Final = frozenset({"___needs_generation_tag_patch", "__slotnames__", "smart_apply"})
+_NOT_OURS: Final = frozenset(
+    {"___has_generation_tag_patch", "___needs_generation_tag_patch", "__slotnames__", "smart_apply"}
+)
 
 
 def _patches(name: str, before: dict[str, Any], now: Any) -> list[str]:

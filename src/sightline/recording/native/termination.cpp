@@ -69,6 +69,15 @@ void on_crash(int number) {
   ::raise(number);
 }
 
+// A pipe that a started program does not inherit.
+bool open_pipe(int* ends) {
+#if defined(__linux__)
+  return ::pipe2(ends, O_CLOEXEC) == 0;
+#else
+  return ::pipe(ends) == 0 && ::fcntl(ends[0], F_SETFD, FD_CLOEXEC) == 0 && ::fcntl(ends[1], F_SETFD, FD_CLOEXEC) == 0;
+#endif
+}
+
 bool has_handler(int number, void (*handler)(int)) {
   struct sigaction current {};
   return sigaction(number, nullptr, &current) == 0 && current.sa_handler == handler;
@@ -101,7 +110,7 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
     if (has_handler(number, SIG_DFL)) handle(number, on_crash);
   }
   int ends[2];
-  if (!has_handler(SIGTERM, SIG_DFL) || ::pipe2(ends, O_CLOEXEC) != 0) Py_RETURN_NONE;
+  if (!has_handler(SIGTERM, SIG_DFL) || !open_pipe(ends)) Py_RETURN_NONE;
   has_come = 0;
   write_end = ends[1];
   // All signals are blocked in the thread: the program's own go to its own threads.
