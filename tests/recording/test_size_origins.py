@@ -67,7 +67,9 @@ def test_a_weight_is_made_where_it_was_created_not_where_a_step_changed_it(steps
             optimizer.step()
 
     line = _Positions.__init__.__code__.co_firstlineno + 2
-    assert _note(run).endswith(f"10 is the size of parameter pos, made at tests/recording/test_size_origins.py:{line}")
+    assert _note(run).endswith(
+        f"10 is the size of parameter pos, made at tests/recording/test_size_origins.py:{line}"
+    )
 
 
 @BOTH_ENGINES

@@ -26,6 +26,7 @@ _ROOTS: Final = frozenset("sqrt rsqrt".split())
 _DIVISIONS: Final = frozenset("div reciprocal rsqrt".split())
 _EXPONENTIALS: Final = frozenset("exp expm1 exp2 sinh cosh".split())
 _SOFTMAXES: Final = frozenset("_softmax _log_softmax softmax log_softmax".split())
+_CLASS_LOSSES: Final = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 #: Ops whose gradient at zero is infinite, or NaN.
 _STEEP: Final = frozenset("sqrt norm linalg_vector_norm pow std var _euclidean_dist _cdist_forward".split())
 #: Ops, apart from multiplications of matrices, whose result overflows where their inputs are too large.
@@ -109,6 +110,8 @@ def cause(context: ProblemContext, op: int) -> tuple[str, str]:
         return "", ""
     if name in _SOFTMAXES:
         return _masked_rows(context, op)
+    if name in _CLASS_LOSSES:
+        return _ignored_targets(context, op)
     low, high = _range(context, inputs[0])
     if name in _LOGARITHMS | _ROOTS and low < 0:
         repair = f".clamp(min={_EPSILON}) before the {name}, or make it positive: softplus, exp or a square."
@@ -166,6 +169,15 @@ def _masked_rows(context: ProblemContext, op: int) -> tuple[str, str]:
     else:
         sense = "masked_fill leaves out what is True in a mask, scaled_dot_product_attention what is False"
     return "some rows are -Inf throughout", f"A mask that leaves out everything makes such rows. {sense}."
+
+
+def _ignored_targets(context: ProblemContext, op: int) -> tuple[str, str]:
+    """Targets that a loss leaves out one and all, so that its mean is of nothing."""
+    inputs, ignored = context.inputs(op), context.index.ops[op].args.get("ignore_index", -100)
+    if len(inputs) < 2 or _row(context, inputs[1]) < 0 or _range(context, inputs[1]) != (ignored, ignored):
+        return "", ""
+    repair = "The mean of no elements is NaN: skip such a batch, or divide the sum by max(count, 1)."
+    return f"all targets are {ignored}, which the loss ignores", repair
 
 
 def _steep_gradient(context: ProblemContext, op: int, forward: int) -> tuple[str, str]:
