@@ -84,6 +84,8 @@ def _spread_text(index: Index, source: NonFiniteOp, spread: Spread) -> str:
         return f"The {kind} has reached {names_text(list(dict.fromkeys(weights)))}: the weights are lost."
     if spread.gradients:
         return f"The {kind} is in {spread.gradients:,} gradients: an update with them destroys the weights."
+    if spread.is_loss and spread.reaches_gradients:
+        return f"The {kind} is the loss itself, and gradients have it from there."
     if spread.is_loss:
         return f"The {kind} is the loss itself; no gradient that was measured has it from there."
     if spread.reaches_loss:
@@ -92,10 +94,9 @@ def _spread_text(index: Index, source: NonFiniteOp, spread: Spread) -> str:
         return ""
     if not spread.values:
         return f"Nothing that was measured after it holds the {kind}: it was masked, or not used."
-    count = len(spread.values)
-    return (
-        f"The {kind} is in {count:,} value{'s' if count > 1 else ''} made of it, and in no loss or gradient."
-    )
+    count = f"{len(spread.values):,} value{'s' if len(spread.values) > 1 else ''}"
+    rest = "gradients among them" if spread.reaches_gradients else "and in no loss or gradient"
+    return f"The {kind} is in {count} made of it, {rest}."
 
 
 def cause(context: ProblemContext, op: int) -> tuple[str, str]:
