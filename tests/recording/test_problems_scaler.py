@@ -86,6 +86,30 @@ def test_gradients_that_are_divided_first_or_not_changed_are_healthy(engine: str
     assert kinds(scaled(engine=engine, scheduler_first=False, **options)) == []
 
 
+@pytest.mark.parametrize("takes_step", [False, True])
+@pytest.mark.parametrize("clips", [False, True])
+def test_gradients_that_overflow_are_a_problem_where_a_step_takes_them(takes_step: bool, clips: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sl.trace(model, stats=True) as t:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        for _ in range(STEPS):
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(model(torch.randn(6, 4)), torch.randint(0, 3, (6,)))
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if clips:
+                print(f"norm {nn.utils.clip_grad_norm_(model.parameters(), 1.0):.4f}")  # it reads the NaN
+            if takes_step:
+                optimizer.step()  # the mistake
+            else:
+                scaler.step(optimizer)
+            scaler.update()
+    assert ("non-finite" in kinds(t)) is takes_step
+
+
 def test_two_optimizers_of_which_one_is_unscaled() -> None:
     first, second = nn.Linear(4, 4), nn.Linear(4, 1)
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (first, second)]
