@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 
 import sightline as sl
 from tests.recording.problematic import BATCH, STATS, Calls, found, kinds, only, plain, trained
@@ -77,7 +78,7 @@ def test_a_layer_that_is_never_called_in_a_model_made_in_the_block() -> None:
 @pytest.fixture
 def process_group() -> Iterator[None]:
     hook = sys.excepthook
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
     sys.excepthook = hook

@@ -119,7 +119,7 @@ class _Plain:
     def step(self) -> None:
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(parameter.grad, alpha=0.1)
 
 
 def _scaled_steps(steps: int, scale: float, own: bool, **options: Any) -> Any:
