@@ -97,6 +97,26 @@ def test_finished_views_say_that_code_was_compiled(compiled: Any, engine: Any, t
 
 
 @BOTH_ENGINES
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_first_screen_says_that_a_backward_of_compiled_code_was_seen(engine: Any, trained: bool) -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(3, 3), Net())
+    model[1].compile(backend="eager")  # which leaves the backward pass to autograd
+    with sl.trace(model, engine=engine) as t:
+        result = model(torch.ones(2, 3)).sum()
+        if trained:
+            result.backward()
+    seen = any(op.phase == "backward" and op.level == "aten" and op.forward is not None
+               and op.forward.flavour == "opaque" and op.flavour == "op" for op in t.ops)  # fmt: skip
+    assert seen is trained
+    screen = str(t)
+    assert ("in its forward its ops are not seen" in screen) is trained
+    assert ("compiled Net (forward)" in screen) is trained
+    assert ("compiled Net (forward)" in str(t.summary())) is trained
+    torch.compiler.reset()
+
+
+@BOTH_ENGINES
 def test_the_summary_of_a_model_that_is_compiled_as_a_whole(engine: Any) -> None:
     torch.compiler.reset()
     model = Net()

@@ -204,6 +204,20 @@ def test_a_nan_that_did_no_harm_is_not_said_to_destroy_the_weights() -> None:
     assert all("in no loss or gradient" in why for why in whys), whys
 
 
+@pytest.mark.parametrize("is_loss", [False, True])
+def test_a_nan_in_gradients_that_no_optimizer_took_is_said_to_be_in_gradients(is_loss: bool) -> None:
+    model = nn.Linear(4, 2)
+    with sl.trace(model, stats=True) as t:
+        product = (model(X).abs() + 1e10).prod()
+        loss = product if is_loss else torch.tanh(product)
+        torch.autograd.grad(loss, list(model.parameters()))
+    whys = [problem.why for problem in found(t) if problem.kind == "non-finite"]
+    assert whys
+    assert not any("no loss or gradient" in why or "no gradient that was measured" in why for why in whys), (
+        whys
+    )
+
+
 def test_a_nan_that_reached_the_weights_is_said_to_have() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 
 import sightline as sl
 from tests.recording.problematic import BATCH, STATS, Calls, found, kinds, only, plain, trained
@@ -70,6 +73,57 @@ def test_a_layer_that_is_never_called_in_a_model_made_in_the_block() -> None:
         model = Calls(lambda net, x: net.first(x))
         model(torch.randn(BATCH, 8)).sum().backward()
     assert only(t, "unused-parameter").title == "Linear with 2 trainable parameters was never called"
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    hook = sys.excepthook
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    sys.excepthook = hook
+
+
+def _unused(net: Any, x: Tensor) -> Tensor:
+    result: Tensor = net.first(x)
+    return result
+
+
+def _without_effect(net: Any, x: Tensor) -> Tensor:
+    net.second(x)
+    return _unused(net, x)
+
+
+def _detached(net: Any, x: Tensor) -> Tensor:
+    result: Tensor = net.first(x) + net.second(x).detach()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("forward", "kind"),
+    [(_unused, "unused-parameter"), (_without_effect, "no-gradient"), (_detached, "cut-gradient")],
+)
+def test_a_copy_that_makes_replicas_equal_is_no_use_of_a_parameter(
+    process_group: None, forward: Any, kind: str
+) -> None:
+    with sl.trace() as t:
+        model = nn.parallel.DistributedDataParallel(Calls(forward), find_unused_parameters=True)
+        model(torch.randn(BATCH, 8)).sum().backward()
+    problem = only(t, kind)
+    assert problem.module == "module.second"
+    assert forward is _unused or problem.place.endswith(f" in {forward.__name__}")
+
+
+def test_a_moving_average_is_no_use_of_a_parameter() -> None:
+    model, average = Calls(_unused), Calls(_unused)
+    with sl.trace() as t:
+        model(torch.randn(BATCH, 8)).sum().backward()
+        with torch.no_grad():
+            for mean, new in zip(average.parameters(), model.parameters(), strict=True):
+                mean.mul_(0.9).add_(new.detach() * 0.1)
+        average(torch.randn(BATCH, 8))
+    titles = {problem.title for problem in found(t) if problem.module.endswith("second")}
+    assert titles == {"Linear with 2 trainable parameters was never called"}
 
 
 def test_a_branch_under_no_grad() -> None:

@@ -86,6 +86,78 @@ def test_gradients_that_are_divided_first_or_not_changed_are_healthy(engine: str
     assert kinds(scaled(engine=engine, scheduler_first=False, **options)) == []
 
 
+@pytest.mark.parametrize("takes_step", [False, True])
+@pytest.mark.parametrize("clips", [False, True])
+def test_gradients_that_overflow_are_a_problem_where_a_step_takes_them(takes_step: bool, clips: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sl.trace(model, stats=True) as t:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        for _ in range(STEPS):
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(model(torch.randn(6, 4)), torch.randint(0, 3, (6,)))
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if clips:
+                print(f"norm {nn.utils.clip_grad_norm_(model.parameters(), 1.0):.4f}")  # it reads the NaN
+            if takes_step:
+                optimizer.step()  # the mistake
+            else:
+                scaler.step(optimizer)
+            scaler.update()
+    assert ("non-finite" in kinds(t)) is takes_step
+
+
+class _Plain:
+    """An optimizer that is none of torch's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.param_groups = [{"params": list(model.parameters())}]
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(parameter.grad, alpha=0.1)
+
+
+def _scaled_steps(steps: int, scale: float, own: bool, **options: Any) -> Any:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer: Any = _Plain(model) if own else torch.optim.SGD(model.parameters(), 0.1)
+    with sl.trace(model, **options) as t:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for _ in range(steps):
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(model(torch.randn(6, 4)), torch.randint(0, 3, (6,)))
+            model.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return t
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("options", [{"stats": True}, {}, {"ops": "aten"}, {"ops": "api"}])
+def test_a_scaler_that_skips_every_step_is_a_problem(engine: Any, options: Any) -> None:
+    t = _scaled_steps(8, 2.0**40, own=False, engine=engine, **options)
+    (problem,) = found(t)
+    assert (problem.kind, problem.title) == ("skipped-steps", "the gradient scaler skipped all of 8 steps")
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize(
+    ("steps", "scale", "own"),
+    [
+        (12, 2.0**24, False),  # it skips the first ones
+        (4, 2.0**40, False),  # it may become low enough
+        (8, 2.0**8, True),
+    ],
+)
+def test_a_scaler_that_skips_some_steps_is_healthy(engine: Any, steps: int, scale: float, own: bool) -> None:
+    assert kinds(_scaled_steps(steps, scale, own, engine=engine)) == []
+
+
 def test_two_optimizers_of_which_one_is_unscaled() -> None:
     first, second = nn.Linear(4, 4), nn.Linear(4, 1)
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (first, second)]

@@ -47,6 +47,45 @@ def test_a_weight_that_gives_a_result_its_size_is_named(engine: Any, ops: Any) -
     assert "is the size of parameter weight; 7 is the size of parameter Linear_1.weight" in note
 
 
+class _Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos = nn.Parameter(torch.zeros(10, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.pos[: x.shape[0]]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 450])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_weight_is_made_where_it_was_created_not_where_a_step_changed_it(steps: int, foreach: bool) -> None:
+    def run() -> None:
+        model = _Positions()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
+        for length in [8] * steps + [12]:
+            model(torch.randn(length, 4)).sum().backward()
+            optimizer.step()
+
+    line = _Positions.__init__.__code__.co_firstlineno + 2
+    assert _note(run).endswith(
+        f"10 is the size of parameter pos, made at tests/recording/test_size_origins.py:{line}"
+    )
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("ops", ["both", "aten", "api"])
+def test_an_op_that_changes_many_tensors_in_place_makes_no_size(engine: Any, ops: Any) -> None:
+    table, other = torch.zeros(10, 4), torch.zeros(3)
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            torch._foreach_add_([table, other], 1.0)
+        return torch.ones(12, 4) + table
+
+    note = _note(run, engine=engine, ops=ops)
+    assert note.endswith("10 is a size of input f32[10, 4]")
+
+
 @pytest.mark.parametrize("ops", ["both", "aten", "api"])
 def test_a_batch_of_the_size_of_a_weight_comes_from_the_input(ops: Any) -> None:
     layer, given, other = nn.Linear(6, 4), torch.ones(4, 6), torch.ones(5)

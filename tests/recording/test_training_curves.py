@@ -6,6 +6,7 @@ import math
 import re
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,40 @@ def test_a_loss_that_was_read_as_nan_is_a_problem_without_statistics() -> None:
     t = train(loss_of=lambda y, step: (y.mean().abs() + 7.5 - step).sqrt(), stats=True)
     assert "sqrt made" in str(t.problems(kind="non-finite"))
     assert "the loss is" not in str(t.problems()), "the op that made it is the problem"
+
+
+def _non_finite(t: Trace) -> str:
+    (why,) = [each.why for each in find_problems(t.index) if each.kind == "non-finite"]
+    return why
+
+
+def test_a_loss_that_is_not_finite_destroys_the_weights_only_where_its_gradients_do() -> None:
+    dead = train(loss_of=lambda y, _: (y * 0).relu().log().mean(), stats=True)
+    assert "norm of the gradients is 0" in _non_finite(dead)
+    assert "destroys" not in _non_finite(dead)
+    assert "zeros come from relu" in _non_finite(dead)
+    finite = train(loss_of=lambda y, step: y.mean() + (math.inf if step == 7 else 0), stats=True)
+    assert "norm of the gradients is finite" in _non_finite(finite)
+    unmeasured = train(loss_of=lambda y, step: y.mean() + (math.inf if step == 7 else 0))
+    assert "The last one is finite again" in _non_finite(unmeasured)
+    lost = train(loss_of=lambda y, step: y.mean() * (math.nan if step >= 7 else 1.0))
+    assert "not finite destroys the weights" in _non_finite(lost)
+
+
+@pytest.mark.parametrize("ignored", [-100, 3])
+@pytest.mark.parametrize("ops", ["both", "aten"])
+def test_a_batch_whose_targets_are_all_ignored_is_named(ignored: int, ops: Any) -> None:
+    model, loss_of = nn.Linear(4, 3), nn.CrossEntropyLoss(ignore_index=ignored)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.trace(model, stats=True, ops=ops) as t:
+        for step in range(4):
+            targets = torch.full((5,), ignored if step == 2 else 1)
+            loss = loss_of(model(torch.randn(5, 4)), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+    assert f"all targets are {ignored}, which the loss ignores" in _non_finite(t)
 
 
 def test_a_rate_that_vanishes_is_a_problem_and_a_schedule_that_ends_is_none() -> None:

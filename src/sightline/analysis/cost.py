@@ -164,9 +164,11 @@ def uncounted(data: TraceData, scopes: Scopes, tops: Sequence[int]) -> dict[str,
     for top in tops:
         inside |= (scope >= top) & (scope < scopes.rows[top].end)
     counts: dict[str, int] = {}
+    only_forward = opaque_in_forward(data)
     for op in missed[inside].tolist():
         name = data.names[ops.name[op]]
         bare = name if ops.flavour[op] == _OPAQUE else name.partition(".")[0]
+        bare += " (forward)" * (name in only_forward)
         counts[bare] = counts.get(bare, 0) + 1
     return counts
 
@@ -279,6 +281,15 @@ def is_opaque(data: TraceData) -> Mask:
     """Which ops stand for code whose own ops cannot be recorded."""
     mask: Mask = np.asarray(data.ops.flavour == _OPAQUE)
     return mask
+
+
+def opaque_in_forward(data: TraceData) -> set[str]:
+    """The names of opaque ops whose backward ops were recorded, as with the backend ``eager``."""
+    ops, opaque = data.ops, is_opaque(data)
+    back = np.flatnonzero((ops.phase == _BACKWARD) & (ops.forward >= 0))
+    back = back[opaque[ops.forward[back]]]
+    seen, unseen = (ops.name[ops.forward[back[of]]].tolist() for of in (~opaque[back], opaque[back]))
+    return {data.names[name] for name in set(seen) - set(unseen)}
 
 
 def compiled_text(data: TraceData) -> str:

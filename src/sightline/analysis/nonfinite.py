@@ -184,7 +184,8 @@ def serious_findings(index: Index) -> tuple[bool, list[NonFiniteOp]]:
 
     It is a problem if a check was on, or if a NaN or an infinity that came from one is left at the end of
     the run: a softmax, a ``where`` or a cast to integers may have removed all of it. A loss scaler handles
-    those in gradients. Reported are the first of all, the first that lasts, and the first NaN that does.
+    those in gradients, unless a weight has one of them. Reported are the first of all, the first that lasts,
+    and the first NaN that does.
     """
     search = _Search(index, ())
     every = list(search.run())
@@ -192,12 +193,8 @@ def serious_findings(index: Index) -> tuple[bool, list[NonFiniteOp]]:
         lasting = every
     else:
         scaled = any("_amp_" in name.partition(".")[0] for name in index.raw.names)
-        handled = [scaled and each.op.phase != "forward" for each in every]
-        lasting = [
-            each
-            for each, skip in zip(every, handled, strict=True)
-            if not skip and search.lasts(each.value.id)
-        ]
+        handled = search.in_gradients(every) if scaled else set()
+        lasting = [each for each in every if each.op.id not in handled and search.lasts(each.value.id)]
     if not lasting:
         return bool(every), []
     first_nan = next((each for each in lasting if each.nans), lasting[0])
@@ -261,8 +258,26 @@ class _Search:
         """
         return set(self._carriers(value))
 
-    def _carriers(self, value: int) -> Iterator[int]:
-        stack, seen = [value], {value}
+    def in_gradients(self, findings: Sequence[NonFiniteOp]) -> set[int]:
+        """After `run`: the ops of findings in gradients, or in numbers made of them, as clipping makes NaN.
+
+        None if a weight holds one: its step was taken.
+        """
+        own = [each for each in findings if each.op.phase != "forward"]
+        reached = set(self._carriers(*(each.value.id for each in own)))
+        values = self._data.values
+        weights = set(values.storage[(values.kind == _PARAMETER) & (values.storage >= 0)].tolist())
+        if any(self._measured.get(each) and int(values.storage[each]) in weights for each in reached):
+            return set()
+        ops = {each.op.id for each in own}
+        for each in findings:
+            bad = {value.id for value in each.op.inputs if self._states.get(value.id, 0) & (NAN | INF)}
+            if bad and bad <= reached:
+                ops.add(each.op.id)
+        return ops
+
+    def _carriers(self, *values: int) -> Iterator[int]:
+        stack, seen = list(values), set(values)
         while stack:
             each = stack.pop()
             yield each

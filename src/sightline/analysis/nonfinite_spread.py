@@ -35,8 +35,13 @@ class Spread:
 
     @property
     def gradients(self) -> int:
-        """How many gradients of parameters hold it."""
+        """How many gradients of parameters hold it; those of steps that were not taken have no name."""
         return sum(self._index.values[value].name.endswith(".grad") for value in self.values)
+
+    @property
+    def reaches_gradients(self) -> bool:
+        """Whether a gradient holds it, of a parameter or of a value on the way there."""
+        return any(self._index.values[value].kind == "gradient" for value in self.values)
 
     @property
     def is_loss(self) -> bool:

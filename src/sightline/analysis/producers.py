@@ -217,16 +217,17 @@ def _unique(ids: list[int]) -> list[int]:
 
 
 def creator(value: Value) -> Op | None:
-    """The op that made a parameter's tensor, if that was recorded."""
-    at: Value | None = value
+    """The op that made a parameter's tensor, if that was recorded; one that changed it in place did not."""
+    at = value
     for _ in range(_MAX_VERSIONS):
-        if at is None:  # the first tensor in its storage is the argument of ``nn.Parameter``
-            if value.storage < 0:
-                return None
-            values = value._data.raw.values
-            first = int(values.producer[np.flatnonzero(values.storage == value.storage)[0]])
-            return value._data.ops[first] if first >= 0 else None
-        if at.producer is not None:
-            return at.producer
-        at = at.previous or at.base
-    return None
+        before = at.previous or (at.base if at.producer is None else None)
+        if before is None:
+            break
+        at = before
+    if at.previous is None and at.producer is not None:
+        return at.producer
+    if value.storage < 0:
+        return None
+    values = value._data.raw.values  # the first tensor in its storage is the argument of ``nn.Parameter``
+    first = int(values.producer[np.flatnonzero(values.storage == value.storage)[0]])
+    return value._data.ops[first] if first >= 0 else None

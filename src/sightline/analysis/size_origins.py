@@ -79,6 +79,8 @@ def size_path(value: Value, dimension: int) -> tuple[list[Value], int, Op | None
             if call.id != maker.id and any(each.id == value.id for each in call.outputs):
                 before = _source(call, value, dimension)
             before = before or _source(maker, value, dimension)
+            if before is None and value.previous is not None and value.previous.shape == value.shape:
+                before = value.previous, dimension  # changed in place, as an optimizer changes many at once
         if before is None:
             return path, dimension, maker
         path.append(before[0])

@@ -21,6 +21,7 @@ from sightline.analysis.cost import (
     exclusive_times,
     is_opaque,
     leaf_ops,
+    opaque_in_forward,
     uncounted,
     uncounted_text,
 )
@@ -75,6 +76,7 @@ _MARGIN: Final = 10  #: columns for the titles of facts
 _MANY_OPS: Final = 100_000  #: in a longer run, checking for problems takes too long for a first screen
 _NOT_CALLED: Final = "none was called, as module(…), on the thread that started the recording"
 _OPAQUE: Final = 'its ops are not seen; compiled="eager" shows them'
+_OPAQUE_FORWARD: Final = f"in its forward {_OPAQUE}"
 _COMPILED: Final = 'compiled code runs without calling any; compiled="eager" shows them'
 _VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.memory()  t.source()  t.problems()"
 
@@ -163,7 +165,9 @@ def _counts(data: TraceData) -> Iterator[Line]:
     if brief:
         calls += f"; besides {brief_modules_text(brief)}"
     yield _fact("modules", f"{called:,} called{calls}", _unseen_parameters(data) if called else "")
-    texts = [compiled_text(data), _OPAQUE if called and is_opaque(data).any() else ""]
+    unseen = {data.names[name] for name in ops.name[is_opaque(data)].tolist()}
+    opaque = _OPAQUE if unseen - opaque_in_forward(data) else _OPAQUE_FORWARD
+    texts = [compiled_text(data), opaque if called and unseen else ""]
     if any(texts):
         yield _fact("compiled", "; ".join(filter(None, texts)))
     if elsewhere := other_threads(data):

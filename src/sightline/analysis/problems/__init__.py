@@ -50,6 +50,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     weights.uninitialised,
     gradient_clipping.clipped_after_step,
     gradient_clipping.clipped_while_scaled,
+    gradient_clipping.steps_all_skipped,
     training_curves.loss_not_finite,
     training_curves.loss_grows,
     training_curves.loss_jumps,

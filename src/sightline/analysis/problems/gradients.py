@@ -19,7 +19,8 @@ from sightline.notation import number_text
 @check(
     "unused-parameter",
     Severity.WARNING,
-    "It cannot learn, and DistributedDataParallel waits for its gradient: use it, freeze it or leave it out.",
+    "It cannot learn, and DistributedDataParallel waits for its gradient unless find_unused_parameters is "
+    "set: use it, freeze it or leave it out.",
 )
 def unused_parameter(context: ProblemContext) -> Iterator[Finding]:
     """A trainable parameter of a model that was trained, which no op of the forward read.

@@ -26,6 +26,7 @@ _ROOTS: Final = frozenset("sqrt rsqrt".split())
 _DIVISIONS: Final = frozenset("div reciprocal rsqrt".split())
 _EXPONENTIALS: Final = frozenset("exp expm1 exp2 sinh cosh".split())
 _SOFTMAXES: Final = frozenset("_softmax _log_softmax softmax log_softmax".split())
+_CLASS_LOSSES: Final = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 #: Ops whose gradient at zero is infinite, or NaN.
 _STEEP: Final = frozenset("sqrt norm linalg_vector_norm pow std var _euclidean_dist _cdist_forward".split())
 #: Ops, apart from multiplications of matrices, whose result overflows where their inputs are too large.
@@ -83,6 +84,8 @@ def _spread_text(index: Index, source: NonFiniteOp, spread: Spread) -> str:
         return f"The {kind} has reached {names_text(list(dict.fromkeys(weights)))}: the weights are lost."
     if spread.gradients:
         return f"The {kind} is in {spread.gradients:,} gradients: an update with them destroys the weights."
+    if spread.is_loss and spread.reaches_gradients:
+        return f"The {kind} is the loss itself, and gradients have it from there."
     if spread.is_loss:
         return f"The {kind} is the loss itself; no gradient that was measured has it from there."
     if spread.reaches_loss:
@@ -91,10 +94,9 @@ def _spread_text(index: Index, source: NonFiniteOp, spread: Spread) -> str:
         return ""
     if not spread.values:
         return f"Nothing that was measured after it holds the {kind}: it was masked, or not used."
-    count = len(spread.values)
-    return (
-        f"The {kind} is in {count:,} value{'s' if count > 1 else ''} made of it, and in no loss or gradient."
-    )
+    count = f"{len(spread.values):,} value{'s' if len(spread.values) > 1 else ''}"
+    rest = "gradients among them" if spread.reaches_gradients else "and in no loss or gradient"
+    return f"The {kind} is in {count} made of it, {rest}."
 
 
 def cause(context: ProblemContext, op: int) -> tuple[str, str]:
@@ -109,6 +111,8 @@ def cause(context: ProblemContext, op: int) -> tuple[str, str]:
         return "", ""
     if name in _SOFTMAXES:
         return _masked_rows(context, op)
+    if name in _CLASS_LOSSES:
+        return _ignored_targets(context, op)
     low, high = _range(context, inputs[0])
     if name in _LOGARITHMS | _ROOTS and low < 0:
         repair = f".clamp(min={_EPSILON}) before the {name}, or make it positive: softplus, exp or a square."
@@ -166,6 +170,15 @@ def _masked_rows(context: ProblemContext, op: int) -> tuple[str, str]:
     else:
         sense = "masked_fill leaves out what is True in a mask, scaled_dot_product_attention what is False"
     return "some rows are -Inf throughout", f"A mask that leaves out everything makes such rows. {sense}."
+
+
+def _ignored_targets(context: ProblemContext, op: int) -> tuple[str, str]:
+    """Targets that a loss leaves out one and all, so that its mean is of nothing."""
+    inputs, ignored = context.inputs(op), context.index.ops[op].args.get("ignore_index", -100)
+    if len(inputs) < 2 or _row(context, inputs[1]) < 0 or _range(context, inputs[1]) != (ignored, ignored):
+        return "", ""
+    repair = "The mean of no elements is NaN: skip such a batch, or divide the sum by max(count, 1)."
+    return f"all targets are {ignored}, which the loss ignores", repair
 
 
 def _steep_gradient(context: ProblemContext, op: int, forward: int) -> tuple[str, str]:

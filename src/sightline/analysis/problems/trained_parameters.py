@@ -16,8 +16,9 @@ import numpy as np
 
 from sightline.analysis.problems.context import BACKWARD, FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.training_loop_events import parameter_aliases
-from sightline.data.trace_data import KINDS, REQUIRES_GRAD
+from sightline.data.trace_data import KINDS, MUTATES, REQUIRES_GRAD
 
+_WEIGHTS: Final = (KINDS.index("parameter"), KINDS.index("buffer"))
 #: Ops by which layers are dropped at random.
 _DRAWS: Final = frozenset("rand uniform_ bernoulli bernoulli_".split())
 _COLLECTION: Final = 4  #: so many siblings that differ only in a number are a collection
@@ -101,9 +102,30 @@ class Training:
         return sorted({op for value in values for op in self._context.users(value)})
 
     def _reads(self, values: Sequence[int]) -> list[int]:
-        """The ops that read a parameter; not those that wrote it, as its initialisation did."""
-        writers = set(self._data.values.producer[list(values)].tolist())
+        """The ops that read a parameter to compute with it; not those that wrote or copied it."""
+        writers = self._copies.union(self._data.values.producer[list(values)].tolist())
         return [op for op in self._uses(values) if op not in writers]
+
+    @cached_property
+    def _copies(self) -> set[int]:
+        """Ops outside of modules whose results only overwrite weights.
+
+        So `DistributedDataParallel` makes replicas equal, and so does a moving average of the weights.
+        """
+        ops, values = self._data.ops, self._data.values
+        weights = set(values.storage[np.isin(values.kind, _WEIGHTS) & (values.storage >= 0)].tolist())
+        copies: set[int] = set()
+        for op in np.flatnonzero(self._context.forward & (ops.call < 0))[::-1].tolist():
+            results = self._context.results(op)
+            writes = bool(ops.flags[op] & MUTATES)
+            if writes and not weights.isdisjoint(values.storage[results].tolist()):
+                copies.add(op)
+                continue
+            readers = {reader for value in results for reader in self._context.index.consumers(value)
+                       if reader != op and self._context.aten[reader]}  # fmt: skip
+            if readers and readers <= copies:
+                copies.add(op)
+        return copies
 
     def uses(self, idle: IdleParameter) -> list[int]:
         """The forward ops that read a parameter."""

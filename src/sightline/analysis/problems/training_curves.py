@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from sightline.analysis.nonfinite import first_nonfinite
 from sightline.analysis.problems.context import ProblemContext
-from sightline.analysis.problems.nonfinite import first_non_finite
+from sightline.analysis.problems.nonfinite import cause, first_non_finite
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.analysis.step_summaries import BackwardPasses, StepSummary, step_numbers
@@ -72,7 +72,7 @@ def _loss_curve(frame: int, curve: list[tuple[StepSummary, BackwardPasses, tuple
 @check(
     "non-finite",
     Severity.ERROR,
-    "One step with it destroys the weights.",
+    "A step with gradients that are not finite destroys the weights.",
 )
 def loss_not_finite(context: ProblemContext) -> Iterator[Finding]:
     """A loss or a norm of gradients that was read and is not finite, where no op can be named."""
@@ -89,14 +89,28 @@ def loss_not_finite(context: ProblemContext) -> Iterator[Finding]:
         source = first_nonfinite(context.index)
         repair = "No op that was measured made it: it was given to the run, or asked for."
         if source is not None:
-            repair = f"The first one was made by {context.at_line(source.op.id)}."
+            given, repair = cause(context, source.op.id)
+            made = f"The first one was made by {context.at_line(source.op.id)}"
+            repair = f"{made}{f': {given}' if given else ''}. {repair}".rstrip()
     kinds = dict.fromkeys(number_text(abs(number)) for _, number in bad)
     count, first = len(bad), bad[0][0]
     steps = f"{count:,} of {len(curve):,} steps, the first of them step {first}"
     if count == len(curve):
         steps = f"all of {count:,} steps" if count > 1 else f"step {first}"
     title = f"{name} is {' or '.join(kinds)} in {steps}"  # others that are not finite are a consequence
-    yield Finding(title, frame=frame, why=f"One step with it destroys the weights. {repair}")
+    harm = _harm([step.norm for step, number in curve if not math.isfinite(number)], curve[-1][1])
+    yield Finding(title, frame=frame, why=f"{harm} {repair}")
+
+
+def _harm(norms: Sequence[float | None], last: float) -> str:
+    """The effect of steps with these norms of gradients, as far as they or the last loss of the run tell."""
+    if all(norm == 0 for norm in norms):
+        return "The norm of the gradients is 0 there: such a step teaches nothing."
+    if all(norm is not None and math.isfinite(norm) for norm in norms):
+        return "The norm of the gradients is finite there."
+    if math.isfinite(last):
+        return "The last one is finite again."
+    return "A step with gradients that are not finite destroys the weights."
 
 
 @check(
@@ -248,8 +262,8 @@ def gradients_of_zero(context: ProblemContext) -> Iterator[Finding]:
 @check(
     "exploding-gradients",
     Severity.WARNING,
-    "One step with them throws the weights away: lower the learning rate, and clip the gradients before the "
-    "step.",
+    "A step of plain SGD with them throws the weights away: lower the learning rate, and clip the gradients "
+    "before the step.",
 )
 def norm_grows(context: ProblemContext) -> Iterator[Finding]:
     """The norm of all gradients is many times as large at the end as at the beginning."""
