@@ -87,10 +87,11 @@ class StepTruth:
     def _is_range(self, text: str, losses: Sequence[float]) -> bool:
         ends = [q.number(end) for end in text.split("…")]
         scaled = [loss * self.facts.loss_divisor for loss in losses]
-        pairs = [(min(scaled), max(scaled)), (scaled[0], scaled[-1])]
+        fell = scaled[0] > scaled[-1]
         if len(ends) == 1:
             return all(ends[0].holds(loss) for loss in scaled) or ends[0].holds(sum(scaled) / len(scaled))
-        return any(ends[0].holds(a) and ends[1].holds(b) for a, b in pairs)
+        ordered = sorted(scaled, reverse=fell)
+        return ends[0].holds(ordered[0]) and ends[1].holds(ordered[-1])
 
     # -- the table -------------------------------------------------------------------------------------------
 

@@ -89,6 +89,13 @@ def test_accumulated_losses_are_a_range_and_those_of_two_models_stand_beside_eac
     ]
 
 
+def test_a_range_of_losses_has_the_lowest_and_the_highest_wherever_they_are() -> None:
+    """Highest first where the losses fell, lowest first where they rose."""
+    curves = [(0.5, 0.4, 0.1), (0.3, 0.4, 0.1), (0.3, 0.1, 0.4), (0.1, 0.4, 0.3), (0.4, 0.1, 0.3)]
+    shown = text([facts(number, losses=(curve,)) for number, curve in enumerate(curves)])
+    assert [line.split()[-1] for line in shown] == ["0.5…0.1", "0.4…0.1", "0.1…0.4", "0.1…0.4", "0.4…0.1"]
+
+
 def test_a_skipped_step_says_so() -> None:
     model = loops.net()
     with sl.trace(model) as t:

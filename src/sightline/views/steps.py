@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.fold import spread
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.training_loop_events import LoopRecord, RateCurve
 from sightline.analysis.step_kinds import StepContent, step_kinds
@@ -242,13 +241,14 @@ def _losses_text(step: StepSummary) -> str:
 
 
 def _range_text(losses: Sequence[float]) -> str:
-    """The losses of one line as a range; those that are no number are named beside it.
+    """The losses of one line as a range, highest first where they fell; those that are no number beside it.
 
-    >>> _range_text([0.5, 0.25]), _range_text([math.nan]), _range_text([0.5, math.nan])
-    ('0.5…0.25', 'nan', '0.5 and nan')
+    >>> _range_text([0.5, 0.25]), _range_text([0.3, 0.4, 0.1]), _range_text([0.5, math.nan])
+    ('0.5…0.25', '0.4…0.1', '0.5 and nan')
     """
     numbers = [loss for loss in losses if not math.isnan(loss)]
-    ends = list(dict.fromkeys(spread(numbers, number_text).split("…"))) if numbers else []
+    ends = sorted({min(numbers), max(numbers)}, reverse=numbers[0] > numbers[-1]) if numbers else []
+    ends = list(dict.fromkeys(map(number_text, ends)))
     parts = ["…".join(ends)] * bool(ends) + ["nan"] * (len(numbers) < len(losses))
     return " and ".join(parts)
 
