@@ -213,7 +213,7 @@ def turning_points(rates: Sequence[float]) -> list[float]:
 def is_course(text: str, rates: Sequence[float]) -> bool:
     """Whether ``0 → 0.001 → 3e-05`` says how the rate went: its ends and its extremes at least."""
     points = turning_points(rates)
-    groups = re.split(" and ", text)
+    groups = re.split(" and | in the lowest group, ", text)
     if len(groups) > 1:  # the truth is that of the group with the highest rate
         return any(is_course(group, rates) for group in groups)
     left_out = re.search(r"… ([\d,]+) more turns? → ", text)

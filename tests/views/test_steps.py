@@ -232,6 +232,29 @@ def test_groups_whose_rates_differ_are_all_shown() -> None:
     assert told.endswith("SGD (lr of 4 groups: 0.02 in the lowest, 0.3 in the highest)")
 
 
+def test_rates_of_a_step_are_not_given_in_an_order_that_is_unknown() -> None:
+    """Of each step the lowest and the highest rate are recorded, not which group has which."""
+    t = trained([0.01, 0.001], lambda step: 0.5**step, 3)
+    one = "SGD (lr 0.0005 in the lowest group, 0.005 in the highest)"
+    assert fact(t._at(1, None), "one step").endswith(one)
+    assert fact(trained([0.1, 0.1], lambda _: 1.0, 2)._at(1, None), "one step").endswith("SGD (lr 0.1)")
+
+
+def test_a_group_that_came_later_has_a_rate_from_then_on(tmp_path: Path) -> None:
+    body, head = nn.Linear(3, 3), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.01)
+    with sl.trace(nn.Sequential(body, head)) as t:
+        for step in range(4):
+            if step == 1:
+                optimizer.add_param_group({"params": body.parameters(), "lr": 0.001})
+            optimizer.zero_grad()
+            head(body(torch.ones(2, 3))).mean().backward()
+            optimizer.step()
+    t.save(tmp_path / "run.sight")
+    for each in (t, sl.load(tmp_path / "run.sight")):
+        assert fact(each, "one step").endswith("SGD (lr 0.01 and, after 1 step, 0.001)")
+
+
 def test_a_rate_that_goes_up_and_down_is_cut_and_counted() -> None:
     told = fact(trained([1.0], lambda step: 1.0 + step % 2, 100), "one step")
     assert told.endswith("SGD (lr 1 → 2 → 1 → 2 → … 95 more turns → 2)")
@@ -244,11 +267,11 @@ def test_a_step_by_itself_has_its_optimizer_and_its_number() -> None:
     view = str(overview(t._at(3, None)))
     assert "\nstep      3, " in view
     assert "shows one" not in view
-    assert "SGD (lr 0.00125 and 0.0125)" in view
+    assert "SGD (lr 0.00125 in the lowest group, 0.0125 in the highest)" in view
     several = str(overview(t._at("2:5", None)))
     assert "\nsteps     3, " in several
     assert "step=4 shows one" in several
-    assert "SGD (lr 0.0025 → 0.000625 and 0.025 → 0.00625)" in several
+    assert "SGD (lr 0.0025 → 0.000625 in the lowest group, 0.025 → 0.00625 in the highest)" in several
 
 
 def test_a_late_step_of_a_long_run_has_its_optimizer() -> None:

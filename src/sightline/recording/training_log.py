@@ -123,6 +123,8 @@ class TrainingLog:
             self._in_order.append(record)
         data = record.data
         for _ in optimizer.param_groups[len(record.rates) : _MAX_GROUPS]:
+            if data["steps"]:  # add_param_group, in the middle of the run
+                data.setdefault("later_groups", []).append([len(record.rates), data["steps"]])
             record.rates.append(RateCurve())
         if data["parameters"] != count or data["unknown"]:
             parameters = held_parameters(optimizer)

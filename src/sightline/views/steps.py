@@ -342,7 +342,8 @@ def _optimizers(index: Index, contents: Sequence[StepContent]) -> list[str]:
     loop = LoopRecord(ProblemContext(index))
     texts: dict[str, list[int]] = {}
     for number in dict.fromkeys(number for each in contents for number in each.optimizers or ()):
-        rates = rates_text(loop.rates_of(number))
+        known = bool(loop.optimizers[number].rates)
+        rates = rates_text(loop.rates_of(number), extremes=not known)
         text = f"{loop.optimizers[number].type}{f' ({rates})' if rates else ''}"
         counts = [(each.optimizers or {}).get(number, 0) for each in contents]
         texts[text] = [sum(both) for both in zip(texts.get(text, [0] * len(counts)), counts, strict=True)]
@@ -371,18 +372,32 @@ def _input(index: Index, call: int) -> str:
     return index.meta_texts[int(index.raw.values.meta[given[0]])] if given else "nothing"
 
 
-def rates_text(groups: Sequence[RateCurve]) -> str:
+def rates_text(groups: Sequence[RateCurve], *, extremes: bool = False) -> str:
     """The learning rates of the parameter groups of an optimizer.
 
-    >>> rates_text([RateCurve((0.0, 1e-3, 3e-5))]), rates_text([RateCurve((0.1,)), RateCurve((0.01,))])
-    ('lr 0 → 0.001 → 3e-05', 'lr 0.1 and 0.01')
+    With ``extremes`` only the lowest and the highest of all groups are known, not those of each group.
+
+    >>> rates_text([RateCurve((0.0, 1e-3, 3e-5))])
+    'lr 0 → 0.001 → 3e-05'
+    >>> rates_text([RateCurve((0.1,)), RateCurve((0.01,), after=6)])
+    'lr 0.1 and, after 6 steps, 0.01'
     """
     curves = list(dict.fromkeys(groups))
     texts = list(dict.fromkeys(map(_rate_text, curves)))
     if not texts:
         return ""
+    if extremes and len(texts) == 2:
+        return f"lr {texts[0]} in the lowest group, {texts[1]} in the highest"
     if len(texts) <= _MAX_CURVES:
-        return f"lr {' and '.join(texts)}"
+        joined: dict[str, int] = {}
+        for text, curve in zip(map(_rate_text, curves), curves, strict=True):
+            joined[text] = min(curve.after, joined.get(text, curve.after))
+        since = [
+            f", after {joined[text]:,} step{'s' * (joined[text] > 1)}," if joined[text] else ""
+            for text in texts
+        ]
+        others = [f" and{when} {text}" for when, text in zip(since[1:], texts[1:], strict=True)]
+        return f"lr {texts[0]}{''.join(others)}"
     lowest, highest = (_rate_text(end(curves, key=lambda curve: max(curve.points))) for end in (min, max))
     return f"lr of {len(groups)} groups: {lowest} in the lowest, {highest} in the highest"
 
