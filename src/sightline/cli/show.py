@@ -153,6 +153,8 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
         room = None
     elif "width" in options_of(view):
         given["width"] = room or WIDTH
+    if view in ("code", "log"):
+        yield from trace._rank_lines()
     if view == "code":
         from sightline.views.code import code_lines
 
