@@ -21,6 +21,7 @@ from sightline.analysis.cost import (
     Parameters,
     compiled_text,
     cost_of,
+    foreign_parameters_text,
     nonfinite_counts,
     parameters_in,
     uncounted,
@@ -378,10 +379,12 @@ class _Table:
         """The totals of the table."""
         counts = parameters_in(self._data, self._scopes, tops)
         lines = [_fact("modules", self._call_facts(tops))] if self._data.modules else []
-        if counts.total:
-            lines.append(_fact("parameters", _parameter_facts(counts)))
-        flops = [("forward", "flops"), ("backward", "backward_flops"), ("recomputed", "recompute_flops")]
         whole = list(tops) == self._scopes.children(-1)
+        outside = foreign_parameters_text(self._data) if whole else ""
+        if counts.total or outside:
+            parts = _parameter_facts(counts) if counts.total else []
+            lines.append(_fact("parameters", parts, outside and f"{outside} to no module above"))
+        flops = [("forward", "flops"), ("backward", "backward_flops"), ("recomputed", "recompute_flops")]
         rest = {"host time": [("optimizer", self._costs.optimizer_time)], "device time": []}
         if self._use:
             outside = ("outside every op", self._use.unowned)
