@@ -20,7 +20,7 @@ _NOTES = (
     re.compile(r"skipped by the scaler"),
     re.compile(r"(?P<times>\d+)× the median"),
     re.compile(r"slow(est)?"),
-    re.compile(r"(?P<ops>[\d,]+) ops, the others (?P<others>[\d,]+)"),
+    re.compile(r"(?P<ops>[\d,]+) ops, (?:the others|most) (?P<others>[\d,]+)"),
 )
 
 
@@ -136,7 +136,7 @@ class StepTruth:
         auditor.expect(
             q.duration(cells["time"]).value <= self.run.wall, "time of a step", cells["time"], self.run.wall
         )
-        notes = [note.strip() for note in re.split(r", (?!the others)", cells.get("", "")) if note]
+        notes = [note.strip() for note in re.split(r", (?!the others|most)", cells.get("", "")) if note]
         self._check_notes(auditor, step, notes)
 
     def _has_one_norm(self) -> bool:

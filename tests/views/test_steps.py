@@ -17,6 +17,7 @@ from sightline.analysis.step_summaries import StepSummary, step_summaries
 from sightline.data.trace_data import StepInfo
 from sightline.notation import number_text
 from sightline.views.overview import overview
+from sightline.views.rendering import View
 from sightline.views.steps import step_lines, step_table
 from tests.builders import TraceBuilder
 from tests.recording import training_loops as loops
@@ -24,8 +25,6 @@ from tests.recording.engines import BOTH_ENGINES
 
 
 def text(steps: list[StepSummary]) -> list[str]:
-    from sightline.views.rendering import View
-
     made = step_table(steps)
     assert made is not None
     return str(View((made,))).splitlines()[2:]
@@ -87,6 +86,26 @@ def test_accumulated_losses_are_a_range_and_those_of_two_models_stand_beside_eac
         "0     1.00 ms  0.5…0.25",
         "1     1.00 ms    0.5, 1",
     ]
+
+
+def test_the_others_are_all_the_others() -> None:
+    shown = text([facts(number, ops=count) for number, count in enumerate((12, 10, 10, 11, 10))])
+    assert [shown[0].rpartition("ms")[2].strip(), shown[3].rpartition("ms")[2].strip()] == [
+        "12 ops, most 10", "11 ops, most 10",
+    ]  # fmt: skip
+    shown = text([facts(number, ops=count) for number, count in enumerate((12, 10, 10))])
+    assert shown[0].endswith("12 ops, the others 10")
+
+
+def test_a_table_of_steps_has_the_usual_width() -> None:
+    """Of a note the parts that fit are shown whole."""
+    given: Any = {"norm": 1.0, "peak": 123_456, "losses": ((2.125, 1.125),), "skipped": True}
+    steps = [facts(0, time=90_000_000, ops=1_234_567, **given), *(facts(n, **given) for n in range(1, 5))]
+    made = step_table(steps)
+    assert made is not None
+    lines = str(View((made,))).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[2].endswith("skipped by the scaler, 90× the median")
 
 
 def test_a_range_of_losses_has_the_lowest_and_the_highest_wherever_they_are() -> None:

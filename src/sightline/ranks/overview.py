@@ -78,7 +78,7 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
     spreads += module_spreads(run, _MOST_ROWS // 2)
     # Also the time on the way to its ops: loading a batch, importing a module.
     lines = line_spreads(run, _MOST_ROWS // 2)
-    spreads += [Spread(f"{each.text}, and before", each.times) for each in lines]
+    spreads += [Spread(f"at and before {each.text}", each.times) for each in lines]
     spread = spread_grid(run, "time of a rank", spreads) if len(run.ranks) > 1 else None
 
     def fit(room: int) -> list[Block]:

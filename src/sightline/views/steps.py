@@ -6,6 +6,7 @@ Without steps, as when text is generated, the calls themselves are what repeats.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -22,7 +23,7 @@ from sightline.data.trace_data import NO_GRAD, PHASES
 from sightline.data.training_steps import dropped_steps
 from sightline.hints import Hint
 from sightline.notation import bytes_text, number_text, time_text
-from sightline.views.rendering import Cell, Column, Grid, Line, Span, grid, line
+from sightline.views.rendering import WIDTH, Cell, Column, Grid, Line, Span, grid, line, width
 
 LOSS: Final = "loss"  #: the title of the line, and of the column, about losses
 _CLOCK: Final = "recording included"  #: in times of steps, but not in those of ops and calls
@@ -31,6 +32,9 @@ _MAX_ODD: Final = 4  #: further rows, for steps that differ
 _SLOW: Final = 3  #: times the median
 _INCOMPLETE: Final = "its first ops may not have been kept"
 _MARGIN: Final = 10
+_GAP: Final = 2  #: between columns
+#: Between the parts of a note; a comparison is one part.
+_PARTS: Final = re.compile(", (?!the others|most)")
 _MAX_OUTSIDE: Final = 4  #: modules that were called outside of the steps
 _MAX_MOMENTS: Final = 3
 _MAX_CURVES: Final = 3  #: of the rates of different parameter groups
@@ -206,11 +210,33 @@ def step_table(steps: Sequence[StepSummary]) -> Grid | None:
     columns += [Column("peak memory", right=True)] if has_peak else []
     columns += [Column("", least=12)] if any(notes[at] for at in shown) else []
     rows: list[list[Cell | str]] = []
+    room = _room_for_notes([_row(steps[at], "", columns) for at in shown], columns)
     for before, at in zip([-1, *shown], shown, strict=False):
         if at > before + 1:
             rows.append([Span(f"… {at - before - 1:,} more", "dim"), *[""] * (len(columns) - 1)])
-        rows.append(_row(steps[at], notes[at], columns))
+        rows.append(_row(steps[at], _within(notes[at], room), columns))
     return grid(columns, rows)
+
+
+def _room_for_notes(rows: Sequence[Sequence[Cell | str]], columns: Sequence[Column]) -> int:
+    """How wide a note may be in a table of the usual width."""
+    texts = [[cell.text if isinstance(cell, Span) else str(cell) for cell in row] for row in rows]
+    widths = [
+        max(map(width, column)) for column in zip([each.title for each in columns], *texts, strict=True)
+    ]
+    return WIDTH - sum(widths) - _GAP * (len(widths) - 1)
+
+
+def _within(note: str, room: int) -> str:
+    """The parts of a note that fit, the first in any case.
+
+    >>> _within("4× the median, 9 ops, most 8", 20), _within("4× the median, 9 ops, most 8", 30)
+    ('4× the median', '4× the median, 9 ops, most 8')
+    """
+    parts = _PARTS.split(note)
+    while len(parts) > 1 and width(", ".join(parts)) > room:
+        parts.pop()
+    return ", ".join(parts)
 
 
 def _row(step: StepSummary, note: str, columns: Sequence[Column]) -> list[Cell | str]:
@@ -275,7 +301,8 @@ def _notes(steps: Sequence[StepSummary]) -> list[str]:
         elif at == slowest and len(steps) > _MAX_ROWS:
             parts.append("slowest")
         if mostly_equal and step.ops != most:
-            parts.append(f"{step.ops:,} ops, the others {most:,}")
+            others = "the others" if counts.count(most) == len(counts) - 1 else "most"
+            parts.append(f"{step.ops:,} ops, {others} {most:,}")
         notes.append(", ".join(parts))
     return notes
 
