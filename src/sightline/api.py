@@ -435,6 +435,14 @@ class Trace(TraceTables):
         """
         self._save_page(path, step, rank)
 
+    def _with_rank(self, view: View, rank: int | None) -> View:
+        """A view of one rank of a job, with a line that says so where the program named none."""
+        if rank is not None or not self._of_job:
+            return view
+        from sightline.ranks.overview import rank_lines
+
+        return view.below(rank_lines(self.info))
+
     def _save_page(
         self, path: str | os.PathLike[str], step: StepRange | None = None, rank: int | None = None
     ) -> int:

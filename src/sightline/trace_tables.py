@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from sightline.ranks.collectives import Collectives
     from sightline.ranks.folder import RankFolder, Ranks
     from sightline.ranks.merge import Run
-    from sightline.views.rendering import Line, View
 
 #: A choice of steps: 3, "3:5", slice(3, 5), "last", or a name.
 StepRange = int | str | slice
@@ -163,30 +161,6 @@ class TraceTables:
         """What a view with these arguments shows: every view passes here."""
         trace = self if rank is None else self._of_rank(rank)
         return trace if step is None else trace.step(step)
-
-    def _with_rank(self, view: View, rank: int | None) -> View:
-        """A view of one rank of a job, with a line that says so where the program named none."""
-        lines = self._rank_lines() if rank is None else []
-        fit = view.fit
-        if not lines:
-            return view
-        return replace(
-            view,
-            blocks=(*lines, *view.blocks),
-            fit=None if fit is None else lambda room: (*lines, *fit(room)),
-        )
-
-    def _rank_lines(self) -> list[Line]:
-        """A line that says which rank a view shows, where this trace stands for a job of several."""
-        if not self._of_job:
-            return []
-        from sightline.views.rendering import comment_lines
-
-        rank, count = self.info.get("rank"), self.info.get("world_size")
-        if type(rank) is not int or type(count) is not int or count < 2:
-            return []
-        other = Hint.option("rank", 1 if rank == 0 else 0)
-        return comment_lines([f"rank {rank} of {count:,}; {other} shows another"])
 
     def _of_rank(self, rank: int) -> Self:
         if type(rank) is not int:

@@ -96,7 +96,7 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> in
 def _convolution_gradients(grad: Any, x: Any, weight: Any, *rest: Any, out_shape: Any) -> int:
     """Each of both takes as many products as the forward."""
     transposed, mask = rest[-4], rest[-1]
-    return sum(mask[:2]) * int(conv_flop_count(x, weight, grad, transposed=transposed))
+    return int(sum(mask[:2]) * conv_flop_count(x, weight, grad, transposed=transposed))
 
 
 class _NoModules:

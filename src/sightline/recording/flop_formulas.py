@@ -87,7 +87,7 @@ def _time_convolution(x: Shape, weight: Shape, *rest: Any, out_shape: Shape) -> 
 def _convolution_backward(grad: Shape, x: Shape, weight: Shape, *rest: Any, out_shape: Any) -> int:
     """Each gradient takes the products of the forward: a weight holds only the channels of its group."""
     transposed, _, _, mask = rest[-4:]
-    return 2 * prod(x if transposed else grad) * prod(weight[1:]) * sum(mask[:2])
+    return 2 * prod(x if transposed else grad) * prod(weight[1:]) * int(sum(mask[:2]))
 
 
 # -- attention ---------------------------------------------------------------------------------------------

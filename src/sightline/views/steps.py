@@ -274,8 +274,8 @@ def _range_text(losses: Sequence[float]) -> str:
     """
     numbers = [loss for loss in losses if not math.isnan(loss)]
     ends = sorted({min(numbers), max(numbers)}, reverse=numbers[0] > numbers[-1]) if numbers else []
-    ends = list(dict.fromkeys(map(number_text, ends)))
-    parts = ["…".join(ends)] * bool(ends) + ["nan"] * (len(numbers) < len(losses))
+    texts = list(dict.fromkeys(map(number_text, ends)))
+    parts = ["…".join(texts)] * bool(texts) + ["nan"] * (len(numbers) < len(losses))
     return " and ".join(parts)
 
 

@@ -380,10 +380,10 @@ class _Table:
         counts = parameters_in(self._data, self._scopes, tops)
         lines = [_fact("modules", self._call_facts(tops))] if self._data.modules else []
         whole = list(tops) == self._scopes.children(-1)
-        outside = foreign_parameters_text(self._data) if whole else ""
-        if counts.total or outside:
-            parts = _parameter_facts(counts) if counts.total else []
-            lines.append(_fact("parameters", parts, outside and f"{outside} to no module above"))
+        foreign = foreign_parameters_text(self._data) if whole else ""
+        if counts.total or foreign:
+            own = _parameter_facts(counts) if counts.total else []
+            lines.append(_fact("parameters", own, foreign and f"{foreign} to no module above"))
         flops = [("forward", "flops"), ("backward", "backward_flops"), ("recomputed", "recompute_flops")]
         rest = {"host time": [("optimizer", self._costs.optimizer_time)], "device time": []}
         if self._use:
