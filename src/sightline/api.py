@@ -64,9 +64,10 @@ class Trace(TraceTables):
         """
         from sightline.views.code import code
 
-        return code(self._at(step, rank).index, level=level, module=module, op=op, phase=phase, depth=depth,
+        view = code(self._at(step, rank).index, level=level, module=module, op=op, phase=phase, depth=depth,
                     tail=tail, fold=fold, torch_frames=torch_frames, names=names, stats=stats,
                     all=all)  # fmt: skip
+        return self._with_rank(view, rank)
 
     @renamed_arguments(ops="level")
     @check_arguments
@@ -90,8 +91,9 @@ class Trace(TraceTables):
         """
         from sightline.views.source import source
 
-        return source(self._at(step, rank).index, file=file, level=level, module=module, op=op, phase=phase,
+        view = source(self._at(step, rank).index, file=file, level=level, module=module, op=op, phase=phase,
                       depth=depth, tail=tail, width=width, stats=stats)  # fmt: skip
+        return self._with_rank(view, rank)
 
     @renamed_arguments(everything="all")
     @check_arguments
@@ -123,9 +125,10 @@ class Trace(TraceTables):
 
         if tensor is not None and not callable(tensor):
             raise UsageError(f"tensor={argument_text(tensor)} must be a function of a tensor, such as str.")
-        return log(self._at(step, rank).index, module=module, op=op, phase=phase, depth=depth, tail=tail,
+        view = log(self._at(step, rank).index, module=module, op=op, phase=phase, depth=depth, tail=tail,
                    inside=inside, tensor=tensor or tensor_block_text, stats=stats, fold=fold,
                    all=all)  # fmt: skip
+        return self._with_rank(view, rank)
 
     @check_arguments
     def call_order(
@@ -150,8 +153,9 @@ class Trace(TraceTables):
         """
         from sightline.views.call_order import call_order
 
-        return call_order(self._at(step, rank).index, order=order, module=module, phase=phase, depth=depth,
+        view = call_order(self._at(step, rank).index, order=order, module=module, phase=phase, depth=depth,
                           tail=tail, fold=fold)  # fmt: skip
+        return self._with_rank(view, rank)
 
     @check_arguments
     def summary(
@@ -177,8 +181,9 @@ class Trace(TraceTables):
         """
         from sightline.views.summary import summary
 
-        return summary(self._at(step, rank), module=module, phase=phase, depth=depth, width=width,
+        view = summary(self._at(step, rank), module=module, phase=phase, depth=depth, width=width,
                        stats=stats, fold=fold)  # fmt: skip
+        return self._with_rank(view, rank)
 
     @check_arguments
     def memory(
@@ -201,7 +206,8 @@ class Trace(TraceTables):
         """
         from sightline.views.memory import memory
 
-        return memory(self._at(step, rank).index, module=module, phase=phase, depth=depth)
+        view = memory(self._at(step, rank).index, module=module, phase=phase, depth=depth)
+        return self._with_rank(view, rank)
 
     @check_arguments
     def problems(
@@ -288,7 +294,8 @@ class Trace(TraceTables):
         """
         from sightline.views.nonfinite import nonfinite
 
-        return nonfinite(self._at(step, rank), allow=allow)
+        view = nonfinite(self._at(step, rank), allow=allow)
+        return self._with_rank(view, rank)
 
     @renamed_arguments(ops="level", everything="all")
     @check_arguments
@@ -427,6 +434,14 @@ class Trace(TraceTables):
         '<!doctype html>'
         """
         self._save_page(path, step, rank)
+
+    def _with_rank(self, view: View, rank: int | None) -> View:
+        """A view of one rank of a job, with a line that says so where the program named none."""
+        if rank is not None or not self._of_job:
+            return view
+        from sightline.ranks.overview import rank_lines
+
+        return view.below(rank_lines(self.info))
 
     def _save_page(
         self, path: str | os.PathLike[str], step: StepRange | None = None, rank: int | None = None

@@ -30,6 +30,7 @@ class TraceTables:
 
     def __init__(self, source: TraceData | Callable[[], Index], folder: RankFolder | None = None) -> None:
         self._folder = folder  # of a distributed job: this trace stands for all its ranks
+        self._of_job = folder is not None
         self._merged: Run | None = None
         if callable(source):
             self._source = source
@@ -102,7 +103,9 @@ class TraceTables:
         from sightline.analysis.step_summaries import step_span
 
         index = self.index  # once: during the run each access is a new snapshot
-        return type(self)(excerpt(index, step_span(index, step)))
+        made = type(self)(excerpt(index, step_span(index, step)))
+        made._of_job = self._of_job
+        return made
 
     @property
     def ranks(self) -> Ranks[Self]:

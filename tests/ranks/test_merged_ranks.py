@@ -97,6 +97,35 @@ def test_every_view_takes_a_rank(tmp_path: Path) -> None:
         t.log(rank="1")  # type: ignore[arg-type]
 
 
+def test_a_view_of_one_rank_of_a_job_says_so(tmp_path: Path) -> None:
+    """Those that are not of all ranks, unless the program or the command line named the rank."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run(rank: int) -> None:
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        dist.barrier()
+
+    path = str(tmp_path / "run.sight")
+    record_ranks(tmp_path / "run.sight", run, 2, stats=True)
+    t = sl.load(path)
+    for name in ("code", "log", "summary", "call_order", "memory", "source", "nonfinite"):
+        for step in (None, 0):
+            first = str(getattr(t, name)(step=step)).splitlines()[0]
+            assert first == "# rank 0 of 2; rank=1 shows another", name
+            assert not str(getattr(t, name)(step=step, rank=0)).startswith("# rank"), name
+        shown = "order" if name == "call_order" else name
+        for more in ([], ["--step", "0"]):
+            output = CliRunner().invoke(main, ["show", path, "--view", shown, *more]).output
+            assert output.startswith("# rank 0 of 2; --rank 1 shows another\n"), output
+            output = CliRunner().invoke(main, ["show", path, "--view", shown, "--rank", "1", *more]).output
+            assert not output.startswith("# rank")
+    assert str(t.summary(width=60)).startswith("# rank 0 of 2")
+    narrow = [next(iter(each.summary().within(60))) for each in (t, t.ranks[0])]
+    assert narrow[0] != narrow[1]
+
+
 def test_one_process_has_no_ranks() -> None:
     with sl.trace() as t:
         torch.ones(2)
@@ -136,6 +165,18 @@ def test_times_of_ranks_are_shown_by_module_line_and_collective(tmp_path: Path) 
         t.ranks[1].rank_times()
     with pytest.raises(sl.UsageError, match=r"top=0 is how many rows to show: a whole number from 1 up\."):
         t.rank_times(top=0)
+
+
+def test_a_line_that_a_rank_did_not_run_has_no_time_there(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        if rank:
+            torch.ones(300, 300) @ torch.ones(300, 300)
+        dist.barrier()
+
+    record_ranks(tmp_path / "run.sight", run, 2)
+    text = str(sl.load(tmp_path / "run.sight"))
+    rows = [row for row in text.splitlines() if ", and the time before it " in row]
+    assert [" none " in row for row in rows].count(True) == 1
 
 
 def test_recordings_beside_each_other_are_brought_together(tmp_path: Path) -> None:

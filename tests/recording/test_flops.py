@@ -298,9 +298,46 @@ def test_convolutions_of_other_back_ends_count_like_torch(kind: Any) -> None:
         forward, backward = counted(partial(lambda layer: layer(x).sum(), layer))
         shapes, out = (x.shape, layer.weight.shape), layer(x).shape
         assert FORMULAS[f"aten::{names[kind]}"](*shapes, out_shape=out) == forward
-        if groups == 1:  # of groups, torch's formula for the gradient of the weight counts each product twice
+        if groups == 1:  # torch counts the gradient of the weight as if there were one group
             args = (out, *shapes, None, None, None, layer.transposed, None, groups, [True, True, True])
             assert FORMULAS["aten::convolution_backward_overrideable"](*args, out_shape=None) == backward
+
+
+GROUPED: list[tuple[Any, tuple[int, ...], dict[str, Any], tuple[int, ...], int]] = [
+    # Each result of a convolution takes a product for each element of the kernel and channel of its group.
+    (nn.Conv2d, (16, 16, 3), {"padding": 1, "groups": 16}, (4, 16, 8, 8), 4 * 16 * 8 * 8 * 9 * 1),
+    (nn.Conv2d, (16, 32, 3), {"stride": 2, "groups": 4}, (4, 16, 9, 9), 4 * 32 * 4 * 4 * 9 * 4),
+    (nn.Conv1d, (8, 8, 5), {"groups": 2, "dilation": 2}, (3, 8, 20), 3 * 8 * 12 * 5 * 4),
+    (nn.Conv2d, (4, 6, 3), {}, (2, 4, 9, 9), 2 * 6 * 7 * 7 * 9 * 4),
+    # Each input of a transposed one takes a product for each element of the kernel and output of its group.
+    (nn.ConvTranspose2d, (8, 12, 3), {"stride": 2, "groups": 4}, (2, 8, 5, 5), 2 * 8 * 5 * 5 * 9 * 3),
+]  # fmt: skip
+
+
+@each_engine
+@pytest.mark.parametrize(("kind", "sizes", "options", "shape", "products"), GROUPED)
+def test_both_gradients_of_a_convolution_take_the_products_of_its_forward(
+    kind: Any, sizes: Any, options: Any, shape: Any, products: int, engine: Any
+) -> None:
+    layer, x = kind(*sizes, **options), torch.randn(shape, requires_grad=True)
+    with sl.trace(layer, engine=engine) as t:
+        layer(x).sum().backward()
+    assert by_phase(t) == (2 * products, 2 * 2 * products)
+    with sl.trace(layer, engine=engine) as t:
+        layer(x.detach()).sum().backward()
+    assert by_phase(t) == (2 * products, 2 * products)  # the input has no gradient
+
+
+def test_a_formula_of_the_program_wins_over_both() -> None:
+    own = flop_registry[aten.convolution_backward]
+    layer = nn.Conv2d(4, 4, 3, groups=4)
+    try:
+        flop_registry[aten.convolution_backward] = lambda *args, **kwargs: 17
+        with sl.trace(layer) as t:
+            layer(torch.randn(1, 4, 8, 8)).sum().backward()
+        assert by_phase(t)[1] == 17
+    finally:
+        flop_registry[aten.convolution_backward] = own
 
 
 @pytest.mark.filterwarnings("ignore")

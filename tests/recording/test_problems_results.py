@@ -422,3 +422,17 @@ def test_trained_tensors_of_no_module_that_was_called_are_counted() -> None:
             model(torch.randn(5, 4)).sum().backward()
             optimizer.step()
     assert "1 called, 2 calls · 1 tensor that is trained belongs to none of them" in str(t)
+    assert any(
+        row.startswith("parameters ") and row.endswith("1 tensor that is trained belongs to no module above")
+        for row in str(t.summary()).splitlines()
+    )
+
+
+def test_a_trained_tensor_beside_a_model_is_named_beside_its_parameters() -> None:
+    model, scale = nn.Linear(4, 1), nn.Parameter(torch.tensor(2.0))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    with sl.trace(model) as t:
+        (model(torch.randn(5, 4)) * scale).sum().backward()
+        optimizer.step()
+    row = next(row for row in str(t.summary()).splitlines() if row.startswith("parameters "))
+    assert row.endswith("trainable 5 · 1 tensor that is trained belongs to no module above")

@@ -20,7 +20,7 @@ _NOTES = (
     re.compile(r"skipped by the scaler"),
     re.compile(r"(?P<times>\d+)× the median"),
     re.compile(r"slow(est)?"),
-    re.compile(r"(?P<ops>[\d,]+) ops, the others (?P<others>[\d,]+)"),
+    re.compile(r"(?P<ops>[\d,]+) ops, (?:the others|most) (?P<others>[\d,]+)"),
 )
 
 
@@ -87,10 +87,11 @@ class StepTruth:
     def _is_range(self, text: str, losses: Sequence[float]) -> bool:
         ends = [q.number(end) for end in text.split("…")]
         scaled = [loss * self.facts.loss_divisor for loss in losses]
-        pairs = [(min(scaled), max(scaled)), (scaled[0], scaled[-1])]
+        fell = scaled[0] > scaled[-1]
         if len(ends) == 1:
             return all(ends[0].holds(loss) for loss in scaled) or ends[0].holds(sum(scaled) / len(scaled))
-        return any(ends[0].holds(a) and ends[1].holds(b) for a, b in pairs)
+        ordered = sorted(scaled, reverse=fell)
+        return ends[0].holds(ordered[0]) and ends[1].holds(ordered[-1])
 
     # -- the table -------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class StepTruth:
         auditor.expect(
             q.duration(cells["time"]).value <= self.run.wall, "time of a step", cells["time"], self.run.wall
         )
-        notes = [note.strip() for note in re.split(r", (?!the others)", cells.get("", "")) if note]
+        notes = [note.strip() for note in re.split(r", (?!the others|most)", cells.get("", "")) if note]
         self._check_notes(auditor, step, notes)
 
     def _has_one_norm(self) -> bool:
@@ -212,7 +213,7 @@ def turning_points(rates: Sequence[float]) -> list[float]:
 def is_course(text: str, rates: Sequence[float]) -> bool:
     """Whether ``0 → 0.001 → 3e-05`` says how the rate went: its ends and its extremes at least."""
     points = turning_points(rates)
-    groups = re.split(" and ", text)
+    groups = re.split(" and | in the lowest group, ", text)
     if len(groups) > 1:  # the truth is that of the group with the highest rate
         return any(is_course(group, rates) for group in groups)
     left_out = re.search(r"… ([\d,]+) more turns? → ", text)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import sightline as sl
 from sightline.data.forms import ONE_TENSOR
@@ -270,6 +271,26 @@ def test_of_several_calls_the_summary_has_all() -> None:
             out += [x, made[-1]]
     t = measured(b.build(), {made[0]: {"mean": 1.0, "std": 0.0}, made[1]: {"mean": 3.0, "std": 0.0}})
     assert "2 ± 1.1" in str(summary(t))
+
+
+class _LossOrLogits(nn.Module):
+    def forward(self, x: torch.Tensor, kind: str) -> Any:
+        return {"loss": x.sum()} if kind == "loss" else x if kind == "bare" else {kind: x}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "mean"),
+    [("loss loss logits", "12"), ("logits loss logits", "2"), ("logits hidden", "2"), ("bare bare", "2.5")],
+)
+def test_outputs_of_several_kinds_have_no_mean_together(kinds: str, mean: str) -> None:
+    model = _LossOrLogits()
+    with sl.trace(model, stats=True) as t:
+        for number, kind in enumerate(kinds.split()):
+            model(torch.full((2, 3), 2.0 + (number == 1 and kind != "loss")), kind)
+    table = str(t.summary(width=None))
+    row = next(line for line in table.splitlines() if line.startswith("_LossOrLogits"))
+    assert row.partition(" ± ")[0].split()[-1] == mean
+    assert ("calls like the first" in table) == (kinds != "bare bare")
 
 
 def test_an_event_without_numbers_is_written_as_before() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import sightline as sl
+from sightline.analysis.step_summaries import step_summaries
+from sightline.data.index import Index
 from tests.recording.engines import BOTH_ENGINES
 
 
@@ -108,6 +112,43 @@ def test_the_gradient_norm_is_that_of_the_gradients_an_optimizer_used(engine: An
             (-9 * critic(torch.ones(3, 2)).mean()).backward()
     table = [line.split() for line in str(t).splitlines() if line[:2] in ("0 ", "1 ")]
     assert [row[-3] for row in table] == [f"{norm:.3g}" for norm in norms]
+
+
+def _norm_of(optimizer: torch.optim.Optimizer) -> float:
+    held = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    return math.sqrt(sum(float(one.grad.square().sum()) for one in held))
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_gradient_norm_is_that_of_all_tensors_of_the_optimizer(engine: Any, rows: int) -> None:
+    """Those that belong to no module count, in each group, and those that no optimizer holds do not."""
+    frozen, model = nn.Linear(3, 3), nn.Linear(3, 2)
+    bare = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.tensor(2.0))]
+    groups = [{"params": [bare[0], *model.parameters()]}, {"params": bare[1:]}][:rows]
+    optimizer, norms = torch.optim.AdamW(groups, lr=0.1), []
+    with sl.trace(engine=engine, stats=True) as t:
+        for _ in range(3):
+            out = model(frozen(torch.ones(4, 3))) * bare[0] * bare[1] * bare[2]
+            frozen.zero_grad()
+            optimizer.zero_grad()
+            out.square().mean().backward()
+            norms.append(_norm_of(optimizer))
+            optimizer.step()
+    assert [step.norm for step in step_summaries(t.index)] == pytest.approx(norms)
+
+
+def test_a_part_of_the_gradients_has_no_norm() -> None:
+    """Recordings may lack the gradients of tensors that belong to no module."""
+    model, bare = nn.Linear(3, 2), nn.Parameter(torch.tensor(3.0))
+    optimizer = torch.optim.SGD([*model.parameters(), bare], lr=0.1)
+    with sl.trace(model, stats=True) as t:
+        (model(torch.ones(4, 3)) * bare).mean().backward()
+        optimizer.step()
+    data = t.data
+    names = ["" if name.startswith("parameter ") else name for name in data.names]
+    assert [step.norm for step in step_summaries(t.index)] != [None]
+    assert [step.norm for step in step_summaries(Index(replace(data, names=names)))] == [None]
 
 
 def test_losses_of_several_lines_say_by_how_much_each_was_divided() -> None:

@@ -17,6 +17,7 @@ from sightline.analysis.step_summaries import StepSummary, step_summaries
 from sightline.data.trace_data import StepInfo
 from sightline.notation import number_text
 from sightline.views.overview import overview
+from sightline.views.rendering import View
 from sightline.views.steps import step_lines, step_table
 from tests.builders import TraceBuilder
 from tests.recording import training_loops as loops
@@ -24,8 +25,6 @@ from tests.recording.engines import BOTH_ENGINES
 
 
 def text(steps: list[StepSummary]) -> list[str]:
-    from sightline.views.rendering import View
-
     made = step_table(steps)
     assert made is not None
     return str(View((made,))).splitlines()[2:]
@@ -87,6 +86,33 @@ def test_accumulated_losses_are_a_range_and_those_of_two_models_stand_beside_eac
         "0     1.00 ms  0.5…0.25",
         "1     1.00 ms    0.5, 1",
     ]
+
+
+def test_the_others_are_all_the_others() -> None:
+    shown = text([facts(number, ops=count) for number, count in enumerate((12, 10, 10, 11, 10))])
+    assert [shown[0].rpartition("ms")[2].strip(), shown[3].rpartition("ms")[2].strip()] == [
+        "12 ops, most 10", "11 ops, most 10",
+    ]  # fmt: skip
+    shown = text([facts(number, ops=count) for number, count in enumerate((12, 10, 10))])
+    assert shown[0].endswith("12 ops, the others 10")
+
+
+def test_a_table_of_steps_has_the_usual_width() -> None:
+    """Of a note the parts that fit are shown whole."""
+    given: Any = {"norm": 1.0, "peak": 123_456, "losses": ((2.125, 1.125),), "skipped": True}
+    steps = [facts(0, time=90_000_000, ops=1_234_567, **given), *(facts(n, **given) for n in range(1, 5))]
+    made = step_table(steps)
+    assert made is not None
+    lines = str(View((made,))).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[2].endswith("skipped by the scaler, 90× the median")
+
+
+def test_a_range_of_losses_has_the_lowest_and_the_highest_wherever_they_are() -> None:
+    """Highest first where the losses fell, lowest first where they rose."""
+    curves = [(0.5, 0.4, 0.1), (0.3, 0.4, 0.1), (0.3, 0.1, 0.4), (0.1, 0.4, 0.3), (0.4, 0.1, 0.3)]
+    shown = text([facts(number, losses=(curve,)) for number, curve in enumerate(curves)])
+    assert [line.split()[-1] for line in shown] == ["0.5…0.1", "0.4…0.1", "0.1…0.4", "0.1…0.4", "0.4…0.1"]
 
 
 def test_a_skipped_step_says_so() -> None:
@@ -225,6 +251,29 @@ def test_groups_whose_rates_differ_are_all_shown() -> None:
     assert told.endswith("SGD (lr of 4 groups: 0.02 in the lowest, 0.3 in the highest)")
 
 
+def test_rates_of_a_step_are_not_given_in_an_order_that_is_unknown() -> None:
+    """Of each step the lowest and the highest rate are recorded, not which group has which."""
+    t = trained([0.01, 0.001], lambda step: 0.5**step, 3)
+    one = "SGD (lr 0.0005 in the lowest group, 0.005 in the highest)"
+    assert fact(t._at(1, None), "one step").endswith(one)
+    assert fact(trained([0.1, 0.1], lambda _: 1.0, 2)._at(1, None), "one step").endswith("SGD (lr 0.1)")
+
+
+def test_a_group_that_came_later_has_a_rate_from_then_on(tmp_path: Path) -> None:
+    body, head = nn.Linear(3, 3), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.01)
+    with sl.trace(nn.Sequential(body, head)) as t:
+        for step in range(4):
+            if step == 1:
+                optimizer.add_param_group({"params": body.parameters(), "lr": 0.001})
+            optimizer.zero_grad()
+            head(body(torch.ones(2, 3))).mean().backward()
+            optimizer.step()
+    t.save(tmp_path / "run.sight")
+    for each in (t, sl.load(tmp_path / "run.sight")):
+        assert fact(each, "one step").endswith("SGD (lr 0.01 and, after 1 step, 0.001)")
+
+
 def test_a_rate_that_goes_up_and_down_is_cut_and_counted() -> None:
     told = fact(trained([1.0], lambda step: 1.0 + step % 2, 100), "one step")
     assert told.endswith("SGD (lr 1 → 2 → 1 → 2 → … 95 more turns → 2)")
@@ -237,11 +286,11 @@ def test_a_step_by_itself_has_its_optimizer_and_its_number() -> None:
     view = str(overview(t._at(3, None)))
     assert "\nstep      3, " in view
     assert "shows one" not in view
-    assert "SGD (lr 0.00125 and 0.0125)" in view
+    assert "SGD (lr 0.00125 in the lowest group, 0.0125 in the highest)" in view
     several = str(overview(t._at("2:5", None)))
     assert "\nsteps     3, " in several
     assert "step=4 shows one" in several
-    assert "SGD (lr 0.0025 → 0.000625 and 0.025 → 0.00625)" in several
+    assert "SGD (lr 0.0025 → 0.000625 in the lowest group, 0.025 → 0.00625 in the highest)" in several
 
 
 def test_a_late_step_of_a_long_run_has_its_optimizer() -> None:

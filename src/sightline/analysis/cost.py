@@ -292,6 +292,19 @@ def opaque_in_forward(data: TraceData) -> set[str]:
     return {data.names[name] for name in set(seen) - set(unseen)}
 
 
+def foreign_parameters_text(data: TraceData) -> str:
+    """How many trained tensors belong to no module, such as parameters of a plain class; empty for none."""
+    training = data.info.get("training")
+    optimizers = training.get("optimizers") if isinstance(training, dict) else None
+    rows = [row for row in optimizers if isinstance(row, dict)] if isinstance(optimizers, list) else []
+    counts = [row.get("foreign") for row in rows]
+    foreign = sum(count for count in counts if type(count) is int)
+    if foreign <= 0:
+        return ""
+    are = "tensor that is trained belongs" if foreign == 1 else "tensors that are trained belong"
+    return f"{foreign:,} {are}"
+
+
 def compiled_text(data: TraceData) -> str:
     """How many regions were compiled during the recording, and how long it took; empty without any."""
     count, spent = (int(data.info.get(name) or 0) for name in ("compilations", "compile_ns"))

@@ -107,6 +107,8 @@ _QUOTIENTS: Final = frozenset({"div", "div_", "/", "/="})
 _MULTIPLES: Final = _QUOTIENTS | {"mul", "mul_", "*"}
 _NORMS: Final = frozenset({"linalg_vector_norm", "norm", "vector_norm"})
 _CLIPPING: Final = frozenset({"clip_grad_norm_", "get_total_norm", "_get_total_norm"})
+#: The gradient of a parameter that belongs to no module.
+_UNNAMED: Final = re.compile(r"parameter \d+\.grad")
 _MAX_OPS: Final = 16  #: between a loss and the tensor that was read
 
 
@@ -317,7 +319,31 @@ class _ScalarReader:
             used = set(reads[readers == _OPTIMIZER].tolist())
             own.sort(key=lambda each: each[2] in used)  # one that an optimizer read wins over a later one
         squares = {name: square for _, name, _, square in own}
+        names, has_others = self._held
+        others = {name for name in squares if _UNNAMED.fullmatch(name)}
+        if has_others and not others:  # part of what the optimizer holds was not measured
+            return None
+        if names is not None:
+            squares = {name: square for name, square in squares.items() if name in names or name in others}
         return math.sqrt(sum(squares.values())) if squares else None
+
+    @cached_property
+    def _held(self) -> tuple[frozenset[str] | None, bool]:
+        """The names of the gradients that the only optimizer uses, None if unknown, and whether it uses more.
+
+        The others are those of parameters that belong to no module.
+        """
+        info = self._data.info.get("training")
+        optimizers = info.get("optimizers") if isinstance(info, dict) else None
+        row = optimizers[0] if isinstance(optimizers, list) and optimizers else None
+        names = row.get("names") if isinstance(row, dict) else None
+        if not isinstance(row, dict) or not isinstance(names, list):
+            return None, False
+        counts = row.get("parameters"), row.get("unknown"), row.get("foreign")
+        if any(type(count) is not int for count in counts):
+            return None, False
+        all_named = len(names) + row["unknown"] == row["parameters"]
+        return frozenset(f"{name}.grad" for name in names) if all_named else None, row["foreign"] > 0
 
     # -- numbers -----------------------------------------------------------------------------------------
 

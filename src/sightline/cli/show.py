@@ -153,6 +153,10 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
         room = None
     elif "width" in options_of(view):
         given["width"] = room or WIDTH
+    if view in ("code", "log") and trace._of_job:
+        from sightline.ranks.overview import rank_lines
+
+        yield from rank_lines(trace.info)
     if view == "code":
         from sightline.views.code import code_lines
 

@@ -7,7 +7,7 @@ collectives, and the lines whose time differs most between ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,7 +27,19 @@ from sightline.ranks.replicas import replica_problems
 from sightline.ranks.stragglers import straggler_problems
 from sightline.ranks.times import Spread, line_spreads, module_spreads, spread_grid
 from sightline.views.problems import problem_lines
-from sightline.views.rendering import WIDTH, Block, Column, Grid, Line, Span, View, cut, grid, line
+from sightline.views.rendering import (
+    WIDTH,
+    Block,
+    Column,
+    Grid,
+    Line,
+    Span,
+    View,
+    comment_lines,
+    cut,
+    grid,
+    line,
+)
 from sightline.views.table_layout import fit_blocks
 
 _MARGIN: Final = 11
@@ -64,6 +76,15 @@ RANK_KINDS: Final = (
 )  # fmt: skip
 
 
+def rank_lines(info: dict[str, Any]) -> list[Line]:
+    """A line above a view that says which rank of a job it shows; none if there are no others."""
+    rank, count = info.get("rank"), info.get("world_size")
+    if type(rank) is not int or type(count) is not int or count < 2:
+        return []
+    other = Hint.option("rank", 1 if rank == 0 else 0)
+    return comment_lines([f"rank {rank} of {count:,}; {other} shows another"])
+
+
 def ranks_overview(run: Run, more: str = _MORE) -> View:
     """One screen about all ranks; ``more`` lists the other views, as the caller spells them."""
     waiting = Waiting.of(run)
@@ -78,7 +99,7 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
     spreads += module_spreads(run, _MOST_ROWS // 2)
     # Also the time on the way to its ops: loading a batch, importing a module.
     lines = line_spreads(run, _MOST_ROWS // 2)
-    spreads += [Spread(f"{each.text}, and before", each.times) for each in lines]
+    spreads += [Spread(f"{each.text}, and the time before it", each.times) for each in lines]
     spread = spread_grid(run, "time of a rank", spreads) if len(run.ranks) > 1 else None
 
     def fit(room: int) -> list[Block]:

@@ -64,7 +64,7 @@ def spread_grid(run: Run, title: str, spreads: list[Spread]) -> Grid | None:
         columns,
         [
             (
-                Span(each.text, "op"), time_text(int(each.times.min())),
+                Span(each.text, "op"), time_text(int(least)) if (least := each.times.min()) else "none",
                 time_text(float(np.median(each.times))), time_text(int(each.times.max())),
                 f"rank {run.ranks[int(each.times.argmax())]}" if each.width else "",
             )

@@ -1,4 +1,4 @@
-"""FLOPs of the kernels that torch's own counter has no formula for, and which ops need one.
+"""FLOPs of the kernels that torch's own counter has no formula for, or a wrong one, and which ops need one.
 
 A formula takes the arguments of an op with the shape of every tensor instead of the tensor, and
 ``out_shape``, the shape of its result. As in torch, a multiplication and an addition are two FLOPs, only
@@ -84,11 +84,10 @@ def _time_convolution(x: Shape, weight: Shape, *rest: Any, out_shape: Shape) -> 
     return 2 * prod(out_shape) * prod(weight[:2])
 
 
-def _convolution_backward(
-    grad: Shape, x: Shape, weight: Shape, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int, mask: Sequence[bool], *, out_shape: Any,
-) -> int:  # fmt: skip
-    return 2 * prod(x if transposed else grad) * prod(weight[1:]) * sum(mask[:2])
+def _convolution_backward(grad: Shape, x: Shape, weight: Shape, *rest: Any, out_shape: Any) -> int:
+    """Each gradient takes the products of the forward: a weight holds only the channels of its group."""
+    transposed, _, _, mask = rest[-4:]
+    return 2 * prod(x if transposed else grad) * prod(weight[1:]) * int(sum(mask[:2]))
 
 
 # -- attention ---------------------------------------------------------------------------------------------
@@ -197,7 +196,8 @@ FORMULAS: Final[dict[str, Formula]] = {
          "aten::_mps_convolution_transpose", "aten::slow_conv_transpose2d", "aten::slow_conv_transpose3d"),
         _transposed_convolution),
     "aten::conv_tbc": _time_convolution,
-    "aten::convolution_backward_overrideable": _convolution_backward,
+    **dict.fromkeys(
+        ("aten::convolution_backward", "aten::convolution_backward_overrideable"), _convolution_backward),
     **dict.fromkeys(
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_triton_scaled_dot_attention",
          "aten::_scaled_dot_product_fused_attention_overrideable", "aten::_cudnn_attention_forward",
@@ -216,6 +216,10 @@ FORMULAS: Final[dict[str, Formula]] = {
     **dict.fromkeys(("aten::_cudnn_rnn_backward", "aten::miopen_rnn_backward"), _recurrent_layers_backward),
     "aten::_lstm_mps": _states_first,
 }  # fmt: skip
+
+#: Ops for which these formulas replace torch's own: for grouped convolutions torch counts the gradient of the
+#: weight as if there were one group.
+REPLACED: Final = frozenset({"aten::convolution_backward"})
 
 
 # -- which ops need one ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from sightline.assemble.batch import FlopsOf
 from sightline.data.forms import SLOT, Form, Record, Symbol
 from sightline.data.trace_data import UNCOUNTED, TensorMeta
-from sightline.recording.flop_formulas import FORMULAS, multiplies
+from sightline.recording.flop_formulas import FORMULAS, REPLACED, multiplies
 from sightline.recording.operations import OPAQUE, OpInfo, is_composite
 from sightline.recording.torchapi import DISPATCH_MODES, OpOverload, without_modes
 
@@ -65,6 +65,8 @@ def _formula(function: Any) -> _Formula | None:
         namespace, _, bare = each.partition("::")
         packet = getattr(getattr(torch.ops, namespace), bare, None)
         registered: Any = flop_counter.flop_registry.get(packet)
+        if each in REPLACED and getattr(registered, "__module__", "") == flop_counter.__name__:
+            registered = None
         if registered is not None and getattr(registered, "__code__", None) is _shape_wrapper():
             # The wrapped function takes shapes: no tensors need to be made for it.
             return _Formula(registered.__wrapped__, True)

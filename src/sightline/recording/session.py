@@ -34,7 +34,7 @@ from sightline.recording.statistics.cpu import StatisticsBuffer
 from sightline.recording.statistics.device import DeviceStatistics
 from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT, TensorRegistry
 from sightline.recording.torchapi import Tensor, in_backward, sequence_number
-from sightline.recording.training_log import TrainingLog
+from sightline.recording.training_log import TrainingLog, held_parameters
 from sightline.store.shards.shard_file import Checksum
 
 if TYPE_CHECKING:
@@ -340,10 +340,20 @@ class Session(ABC):
             if number is not None:
                 self.values.names.setdefault(number, name)
 
-    def label_gradients(self, new: bool = True) -> None:
-        """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
+    def label_gradients(self, new: bool = True, optimizer: Any = None) -> None:
+        """Name the gradients that parameters hold now: ``fc1.weight.grad``.
+
+        Parameters of an optimizer that belong to no module have their number in it: ``parameter 3.grad``.
+        """
         self.modules.name_assigned()
         gradients = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
+        if optimizer is not None:
+            known = self.modules.tensor_name
+            gradients += [
+                (f"parameter {position}.grad", parameter.grad)
+                for position, parameter in enumerate(held_parameters(optimizer))
+                if known(parameter) is None
+            ]
         self.values.label(((name, grad) for name, grad in gradients if grad is not None), "gradient", new)
 
     def label_state(self, optimizer: Any) -> None:
@@ -353,13 +363,12 @@ class Session(ABC):
             return
         self._state_sizes[id(optimizer)] = count
         names = {id(parameter): name for name, parameter in self.modules.parameters()}
-        for group in optimizer.param_groups:
-            for position, parameter in enumerate(group["params"]):
-                name = names.get(id(parameter), f"parameter {position}")
-                state = optimizer.state.get(parameter, {})
-                named = (
-                    (f"{name}.{key if isinstance(key, str) else key_text(key)}", item)
-                    for key, item in state.items()
-                    if isinstance(item, Tensor)
-                )
-                self.values.label(named, "state")
+        for position, parameter in enumerate(held_parameters(optimizer)):
+            name = names.get(id(parameter), f"parameter {position}")
+            state = optimizer.state.get(parameter, {})
+            named = (
+                (f"{name}.{key if isinstance(key, str) else key_text(key)}", item)
+                for key, item in state.items()
+                if isinstance(item, Tensor)
+            )
+            self.values.label(named, "state")

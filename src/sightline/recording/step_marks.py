@@ -171,7 +171,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for session in current_sessions():
         try:
             with no_torch_function():
-                session.label_gradients()
+                session.label_gradients(optimizer=optimizer)
                 session.label_state(optimizer)
                 session.training.note_step(
                     optimizer,
@@ -195,7 +195,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             _mark(session, OPTIMIZER_STEP, begins=False)
             with no_torch_function():
                 if closure_code(args, kwargs) is not None:  # which has computed the gradients
-                    session.label_gradients()
+                    session.label_gradients(optimizer=optimizer)
                 session.label_state(optimizer)
         except Exception as error:
             session.fault(error)

@@ -123,9 +123,11 @@ class TrainingLog:
             self._in_order.append(record)
         data = record.data
         for _ in optimizer.param_groups[len(record.rates) : _MAX_GROUPS]:
+            if data["steps"]:  # add_param_group, in the middle of the run
+                data.setdefault("later_groups", []).append([len(record.rates), data["steps"]])
             record.rates.append(RateCurve())
         if data["parameters"] != count or data["unknown"]:
-            parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            parameters = held_parameters(optimizer)
             names = [modules.tensor_name(one) for one in parameters]
             known = [name for name in names if name is not None]
             data["names"] = [name for _, name in known[:_MAX_NAMES]]
@@ -196,6 +198,11 @@ class TrainingLog:
     def norms(self) -> list[list[Any]]:
         """The norms of gradients by step and name."""
         return [list(row) for row in self._norms]
+
+
+def held_parameters(optimizer: Any) -> list[Any]:
+    """The parameters of an optimizer, numbered as in its ``state_dict()``."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _norms(parameters: list[tuple[str, Any]]) -> dict[str, float]:

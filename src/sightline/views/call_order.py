@@ -2,7 +2,8 @@
 
 Each line is a call, indented by its depth; ``#2`` is the third call of its module. Consecutive calls of one
 module with the same calls inside are one line with ``×N``. Where a run has calls with and without gradients,
-as when it trains and evaluates, they are not taken together, and those without say so.
+as when it trains and evaluates, they are not taken together, and those without say so. Where all are without,
+one line below them says so.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sightline.patterns import choices_text
 from sightline.views.rendering import Line, Span, View, comment_lines, line
 
 ORDERS: Final = ("entry", "completion")
+_WITHOUT: Final = "all calls are without gradients"
 
 
 def call_order(
@@ -37,8 +39,9 @@ def call_order(
         )
     Selection(tail=tail)  # raises if it is wrong
     shown = Selection(module=module, phase=phase, depth=depth).calls(index)
-    lines = list(_Calls(index.raw, shown, fold).lines(completion=order == "completion"))
-    beside = comment_lines(notes(index.raw))
+    calls = _Calls(index.raw, shown, fold)
+    lines = list(calls.lines(completion=order == "completion"))
+    beside = comment_lines([_WITHOUT if calls.all_without else "", *notes(index.raw)])
     if not lines:
         return View((line(("This trace has no module calls.", "dim")), *beside))
     return View((*(lines if tail is None else lines[-tail:]), *beside))
@@ -60,6 +63,7 @@ class _Calls:
         self._fold = fold
         roots = data.calls.parent < 0
         without = roots & ((data.calls.flags & NO_GRAD) != 0)
+        self.all_without = bool(len(roots)) and bool(((data.calls.flags & NO_GRAD) != 0).all())
         self._without = without if (without != roots).any() else np.zeros_like(without)
         self._children: dict[int, list[int]] = {}
         parents = data.calls.parent.tolist()

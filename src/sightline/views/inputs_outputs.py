@@ -163,13 +163,22 @@ class Exchanges:
         raised = bool(columns.flags[calls[0]] & RAISED) and not merged.outputs
         return replace(merged, raised=raised)
 
-    def _items(self, form: int, metas: Sequence[int]) -> tuple[Item, ...]:
+    def kind_of_output(self, call: int, position: int) -> tuple[str, str, int]:
+        """The name, dtype and rank of an output: of another kind it means something else."""
+        labels = self._labels_of(int(self._data.calls.output_form[call]))
+        meta = self._data.metas[self._data.values.meta[self._data.calls.outputs_of(call)[position]]]
+        return labels[position] if position < len(labels) else "", meta.dtype, len(meta.sizes)
+
+    def _labels_of(self, form: int) -> list[str]:
+        """The keyword, field or key that leads to each tensor of a form."""
         if form not in self._labels:
             paths = self._data.forms[form].slots() if form >= 0 else []
-            # The keyword, field or key that leads to each tensor.
             matches = [_NAME.search(path) for path in paths]
             self._labels[form] = [match[0] if match else "" for match in matches]
-        labels = self._labels[form]
+        return self._labels[form]
+
+    def _items(self, form: int, metas: Sequence[int]) -> tuple[Item, ...]:
+        labels = self._labels_of(form)
         items: list[Item] = []
         for position, meta in enumerate(metas):
             tensor: TensorMeta = self._data.metas[meta]

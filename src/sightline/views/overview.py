@@ -19,6 +19,7 @@ from sightline.analysis.cost import (
     compiled_text,
     cost_of,
     exclusive_times,
+    foreign_parameters_text,
     is_opaque,
     leaf_ops,
     opaque_in_forward,
@@ -164,7 +165,10 @@ def _counts(data: TraceData) -> Iterator[Line]:
     calls = f", {count:,} call{'s' * (count != 1)}" if called else f"; {_why_none(data)}"
     if brief:
         calls += f"; besides {brief_modules_text(brief)}"
-    yield _fact("modules", f"{called:,} called{calls}", _unseen_parameters(data) if called else "")
+    outside = foreign_parameters_text(data)
+    yield _fact(
+        "modules", f"{called:,} called{calls}", f" · {outside} to none of them" if called and outside else ""
+    )
     unseen = {data.names[name] for name in ops.name[is_opaque(data)].tolist()}
     opaque = _OPAQUE if unseen - opaque_in_forward(data) else _OPAQUE_FORWARD
     texts = [compiled_text(data), opaque if called and unseen else ""]
@@ -189,19 +193,6 @@ def _counts(data: TraceData) -> Iterator[Line]:
 def _calls(index: Index) -> list[Line]:
     text = repeated_calls(index)
     return [_fact("calls", text)] if text else []
-
-
-def _unseen_parameters(data: TraceData) -> str:
-    """How many trained tensors no called module has: parameters of a class with a __call__ of its own."""
-    training = data.info.get("training")
-    optimizers = training.get("optimizers") if isinstance(training, dict) else None
-    rows = [row for row in optimizers if isinstance(row, dict)] if isinstance(optimizers, list) else []
-    counts = [row.get("foreign") for row in rows]
-    foreign = sum(count for count in counts if type(count) is int)
-    if foreign <= 0:
-        return ""
-    are = "tensor that is trained belongs" if foreign == 1 else "tensors that are trained belong"
-    return f" · {foreign:,} {are} to none of them"
 
 
 def _why_none(data: TraceData) -> str:

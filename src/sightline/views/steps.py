@@ -6,12 +6,12 @@ Without steps, as when text is generated, the calls themselves are what repeats.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 
-from sightline.analysis.fold import spread
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.training_loop_events import LoopRecord, RateCurve
 from sightline.analysis.step_kinds import StepContent, step_kinds
@@ -23,7 +23,7 @@ from sightline.data.trace_data import NO_GRAD, PHASES
 from sightline.data.training_steps import dropped_steps
 from sightline.hints import Hint
 from sightline.notation import bytes_text, number_text, time_text
-from sightline.views.rendering import Cell, Column, Grid, Line, Span, grid, line
+from sightline.views.rendering import WIDTH, Cell, Column, Grid, Line, Span, grid, line, width
 
 LOSS: Final = "loss"  #: the title of the line, and of the column, about losses
 _CLOCK: Final = "recording included"  #: in times of steps, but not in those of ops and calls
@@ -32,6 +32,9 @@ _MAX_ODD: Final = 4  #: further rows, for steps that differ
 _SLOW: Final = 3  #: times the median
 _INCOMPLETE: Final = "its first ops may not have been kept"
 _MARGIN: Final = 10
+_GAP: Final = 2  #: between columns
+#: Between the parts of a note; a comparison is one part.
+_PARTS: Final = re.compile(", (?!the others|most)")
 _MAX_OUTSIDE: Final = 4  #: modules that were called outside of the steps
 _MAX_MOMENTS: Final = 3
 _MAX_CURVES: Final = 3  #: of the rates of different parameter groups
@@ -207,11 +210,33 @@ def step_table(steps: Sequence[StepSummary]) -> Grid | None:
     columns += [Column("peak memory", right=True)] if has_peak else []
     columns += [Column("", least=12)] if any(notes[at] for at in shown) else []
     rows: list[list[Cell | str]] = []
+    room = _room_for_notes([_row(steps[at], "", columns) for at in shown], columns)
     for before, at in zip([-1, *shown], shown, strict=False):
         if at > before + 1:
             rows.append([Span(f"… {at - before - 1:,} more", "dim"), *[""] * (len(columns) - 1)])
-        rows.append(_row(steps[at], notes[at], columns))
+        rows.append(_row(steps[at], _within(notes[at], room), columns))
     return grid(columns, rows)
+
+
+def _room_for_notes(rows: Sequence[Sequence[Cell | str]], columns: Sequence[Column]) -> int:
+    """How wide a note may be in a table of the usual width."""
+    texts = [[cell.text if isinstance(cell, Span) else str(cell) for cell in row] for row in rows]
+    widths = [
+        max(map(width, column)) for column in zip([each.title for each in columns], *texts, strict=True)
+    ]
+    return WIDTH - sum(widths) - _GAP * (len(widths) - 1)
+
+
+def _within(note: str, room: int) -> str:
+    """The parts of a note that fit, the first in any case.
+
+    >>> _within("4× the median, 9 ops, most 8", 20), _within("4× the median, 9 ops, most 8", 30)
+    ('4× the median', '4× the median, 9 ops, most 8')
+    """
+    parts = _PARTS.split(note)
+    while len(parts) > 1 and width(", ".join(parts)) > room:
+        parts.pop()
+    return ", ".join(parts)
 
 
 def _row(step: StepSummary, note: str, columns: Sequence[Column]) -> list[Cell | str]:
@@ -242,14 +267,15 @@ def _losses_text(step: StepSummary) -> str:
 
 
 def _range_text(losses: Sequence[float]) -> str:
-    """The losses of one line as a range; those that are no number are named beside it.
+    """The losses of one line as a range, highest first where they fell; those that are no number beside it.
 
-    >>> _range_text([0.5, 0.25]), _range_text([math.nan]), _range_text([0.5, math.nan])
-    ('0.5…0.25', 'nan', '0.5 and nan')
+    >>> _range_text([0.5, 0.25]), _range_text([0.3, 0.4, 0.1]), _range_text([0.5, math.nan])
+    ('0.5…0.25', '0.4…0.1', '0.5 and nan')
     """
     numbers = [loss for loss in losses if not math.isnan(loss)]
-    ends = list(dict.fromkeys(spread(numbers, number_text).split("…"))) if numbers else []
-    parts = ["…".join(ends)] * bool(ends) + ["nan"] * (len(numbers) < len(losses))
+    ends = sorted({min(numbers), max(numbers)}, reverse=numbers[0] > numbers[-1]) if numbers else []
+    texts = list(dict.fromkeys(map(number_text, ends)))
+    parts = ["…".join(texts)] * bool(texts) + ["nan"] * (len(numbers) < len(losses))
     return " and ".join(parts)
 
 
@@ -275,7 +301,8 @@ def _notes(steps: Sequence[StepSummary]) -> list[str]:
         elif at == slowest and len(steps) > _MAX_ROWS:
             parts.append("slowest")
         if mostly_equal and step.ops != most:
-            parts.append(f"{step.ops:,} ops, the others {most:,}")
+            others = "the others" if counts.count(most) == len(counts) - 1 else "most"
+            parts.append(f"{step.ops:,} ops, {others} {most:,}")
         notes.append(", ".join(parts))
     return notes
 
@@ -342,7 +369,8 @@ def _optimizers(index: Index, contents: Sequence[StepContent]) -> list[str]:
     loop = LoopRecord(ProblemContext(index))
     texts: dict[str, list[int]] = {}
     for number in dict.fromkeys(number for each in contents for number in each.optimizers or ()):
-        rates = rates_text(loop.rates_of(number))
+        known = bool(loop.optimizers[number].rates)
+        rates = rates_text(loop.rates_of(number), extremes=not known)
         text = f"{loop.optimizers[number].type}{f' ({rates})' if rates else ''}"
         counts = [(each.optimizers or {}).get(number, 0) for each in contents]
         texts[text] = [sum(both) for both in zip(texts.get(text, [0] * len(counts)), counts, strict=True)]
@@ -371,18 +399,32 @@ def _input(index: Index, call: int) -> str:
     return index.meta_texts[int(index.raw.values.meta[given[0]])] if given else "nothing"
 
 
-def rates_text(groups: Sequence[RateCurve]) -> str:
+def rates_text(groups: Sequence[RateCurve], *, extremes: bool = False) -> str:
     """The learning rates of the parameter groups of an optimizer.
 
-    >>> rates_text([RateCurve((0.0, 1e-3, 3e-5))]), rates_text([RateCurve((0.1,)), RateCurve((0.01,))])
-    ('lr 0 → 0.001 → 3e-05', 'lr 0.1 and 0.01')
+    With ``extremes`` only the lowest and the highest of all groups are known, not those of each group.
+
+    >>> rates_text([RateCurve((0.0, 1e-3, 3e-5))])
+    'lr 0 → 0.001 → 3e-05'
+    >>> rates_text([RateCurve((0.1,)), RateCurve((0.01,), after=6)])
+    'lr 0.1 and, after 6 steps, 0.01'
     """
     curves = list(dict.fromkeys(groups))
     texts = list(dict.fromkeys(map(_rate_text, curves)))
     if not texts:
         return ""
+    if extremes and len(texts) == 2:
+        return f"lr {texts[0]} in the lowest group, {texts[1]} in the highest"
     if len(texts) <= _MAX_CURVES:
-        return f"lr {' and '.join(texts)}"
+        joined: dict[str, int] = {}
+        for text, curve in zip(map(_rate_text, curves), curves, strict=True):
+            joined[text] = min(curve.after, joined.get(text, curve.after))
+        since = [
+            f", after {joined[text]:,} step{'s' * (joined[text] > 1)}," if joined[text] else ""
+            for text in texts
+        ]
+        others = [f" and{when} {text}" for when, text in zip(since[1:], texts[1:], strict=True)]
+        return f"lr {texts[0]}{''.join(others)}"
     lowest, highest = (_rate_text(end(curves, key=lambda curve: max(curve.points))) for end in (min, max))
     return f"lr of {len(groups)} groups: {lowest} in the lowest, {highest} in the highest"
 

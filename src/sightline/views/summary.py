@@ -21,6 +21,7 @@ from sightline.analysis.cost import (
     Parameters,
     compiled_text,
     cost_of,
+    foreign_parameters_text,
     nonfinite_counts,
     parameters_in,
     uncounted,
@@ -143,6 +144,7 @@ class _Table:
         self._statistics = statistics
         self._fold = fold
         self._wrong_in = ""  # the phase whose NaN and Inf are shown
+        self._several_kinds = False  # whether calls of one module returned tensors of several kinds
         self._costs: Costs = cost_of(trace.data, trace.index.device_own)
         self._use = device_summary(trace.index)
         self._scopes = self._costs.scopes
@@ -304,15 +306,20 @@ class _Table:
         return count_text(trainable) if any(each.own if row.own else each.total for each in counts) else ""
 
     def _outputs(self, row: _Row) -> ValueStatistics | None:
-        """The statistics of a module's outputs: of its first measured result, over all calls."""
+        """The statistics of a module's outputs: of its first measured result, over all calls.
+
+        Where calls return tensors of several kinds, such as a loss or logits, over those like the first.
+        """
         if row.own:
             return None
-        calls = self._data.calls
-        firsts = []
+        kinds: dict[tuple[str, str, int], list[int]] = {}
         for call in (call for scope in row.scopes for call in self._scopes.rows[scope].calls):
-            outputs = calls.outputs_of(call)
-            firsts += [value for value in outputs if self._statistics.one(value) is not None][:1]
-        return self._statistics.of(firsts)
+            for position, value in enumerate(self._data.calls.outputs_of(call)):
+                if self._statistics.one(value) is not None:
+                    kinds.setdefault(self._exchanges.kind_of_output(call, position), []).append(value)
+                    break
+        self._several_kinds |= len(kinds) > 1
+        return self._statistics.of(next(iter(kinds.values()), []))
 
     # -- columns -------------------------------------------------------------------------------
 
@@ -372,10 +379,12 @@ class _Table:
         """The totals of the table."""
         counts = parameters_in(self._data, self._scopes, tops)
         lines = [_fact("modules", self._call_facts(tops))] if self._data.modules else []
-        if counts.total:
-            lines.append(_fact("parameters", _parameter_facts(counts)))
-        flops = [("forward", "flops"), ("backward", "backward_flops"), ("recomputed", "recompute_flops")]
         whole = list(tops) == self._scopes.children(-1)
+        foreign = foreign_parameters_text(self._data) if whole else ""
+        if counts.total or foreign:
+            own = _parameter_facts(counts) if counts.total else []
+            lines.append(_fact("parameters", own, foreign and f"{foreign} to no module above"))
+        flops = [("forward", "flops"), ("backward", "backward_flops"), ("recomputed", "recompute_flops")]
         rest = {"host time": [("optimizer", self._costs.optimizer_time)], "device time": []}
         if self._use:
             outside = ("outside every op", self._use.unowned)
@@ -418,7 +427,8 @@ class _Table:
             legend.append("(N): counted above")
         titles = {column.title for column in table.grid.columns}
         if _SPREAD in titles:
-            legend.append(f"{_SPREAD}: of what came out, all calls")
+            calls = "calls like the first" if self._several_kinds else "all calls"
+            legend.append(f"{_SPREAD}: of what came out, {calls}")
         if _WRONG in titles:
             legend.append(f"{_WRONG}: in the results of {self._wrong_in} ops")
         dropped = [", ".join(table.dropped), str(_WIDER)] if table.dropped else []

@@ -37,6 +37,7 @@ class RateCurve:
 
     points: tuple[float, ...]
     more: int = 0  #: turning points that were not kept
+    after: int = 0  #: how often the optimizer had stepped when the group came
 
     @classmethod
     def of(cls, rates: Iterable[float]) -> RateCurve:
@@ -91,11 +92,18 @@ class LoopRecord:
         records = []
         for row in self._rows("optimizers", dict):
             names, rates, curves = row.get("names"), row.get("rates"), []
-            for group in rates if isinstance(rates, list) else ():  # those whose rates are known
+            later = row.get("later_groups")
+            joined = {
+                each[0]: each[1] for each in (later if isinstance(later, list) else ())
+                if isinstance(each, list) and len(each) == 2 and all(type(number) is int for number in each)
+            }  # fmt: skip
+            for at, group in enumerate(
+                rates if isinstance(rates, list) else ()
+            ):  # those whose rates are known
                 points = [_rate(number) for number in group[1:]] if isinstance(group, list) else []
                 known = tuple(rate for rate in points if rate is not None)
                 if points and len(known) == len(points):
-                    curves.append(RateCurve(known, max(_int(group[0]), 0)))
+                    curves.append(RateCurve(known, max(_int(group[0]), 0), max(joined.get(at, 0), 0)))
             records.append(
                 OptimizerRecord(
                     str(row.get("type")), _int(row.get("parameters")),
