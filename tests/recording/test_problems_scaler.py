@@ -114,12 +114,12 @@ class _Plain:
     """An optimizer that is none of torch's."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.param_groups = [{"params": list(model.parameters())}]
+        self.param_groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
 
     def step(self) -> None:
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
-                parameter.sub_(parameter.grad, alpha=0.1)
+                parameter -= 0.1 * parameter.grad
 
 
 def _scaled_steps(steps: int, scale: float, own: bool, **options: Any) -> Any:
