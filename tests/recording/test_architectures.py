@@ -77,12 +77,14 @@ def under_a_mode(architecture: Architecture, mode: str) -> Run:
 def counted(architecture: Architecture, mode: str, attention: bool = False) -> tuple[int, int]:
     """FLOPs of the forward, and of both, as torch counts them while they run.
 
-    torch has no formula for the fused attention of CPUs; ``attention`` lends it the one for other devices. Of
-    a grouped convolution its formula counts too much in the backward pass.
+    Before 2.15 torch has no formula for the fused attention of CPUs; ``attention`` lends it the one for other
+    devices, else that op counts nothing. Of a grouped convolution its formula counts too much in the backward
+    pass.
     """
     formulas: dict[Any, Any] = {torch.ops.aten.convolution_backward: _convolution_gradients}
-    if attention:
-        formulas[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu] = _attention_flops
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    formulas[fused] = _attention_flops if attention else _no_flops
+    formulas[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward] = _no_flops
     counter = FlopCounterMode(display=False, custom_mapping=formulas)
     counter.mod_tracker = _NoModules()  # type: ignore[assignment]  # it hooks gradients, and fails where there are none
     with counter:
@@ -91,6 +93,10 @@ def counted(architecture: Architecture, mode: str, attention: bool = False) -> t
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     return int(sdpa_flop_count(query, key, value))
+
+
+def _no_flops(*_: Any, **__: Any) -> int:
+    return 0
 
 
 def _convolution_gradients(grad: Any, x: Any, weight: Any, *rest: Any, out_shape: Any) -> int:
