@@ -439,9 +439,9 @@ class Trace(TraceTables):
         """A view of one rank of a job, with a line that says so where the program named none."""
         if rank is not None or not self._of_job:
             return view
-        from sightline.ranks.overview import rank_lines
+        from sightline.ranks.overview import view_of_rank
 
-        return view.below(rank_lines(self.info))
+        return view_of_rank(view, self.info)
 
     def _save_page(
         self, path: str | os.PathLike[str], step: StepRange | None = None, rank: int | None = None

@@ -503,8 +503,13 @@ class OverviewAuditor(Auditor):
             )
 
     def _compiled(self, text: str) -> None:
-        match = re.fullmatch(rf"(\d+) regions? in ({q.TIME})(?:; its ops are .+|; their ops are .+)?", text)
+        ops = "(?:; (in its forward )?its ops are .+|; their ops are .+)?"
+        match = re.fullmatch(rf"(\d+) regions? in ({q.TIME}){ops}", text)
         self.equal(match and int(match[1]), 1 if self.facts.compiled else None, "compiled regions", text)
+        forward_alone = match is not None and match[3] is not None  # so its backward pass was recorded
+        self.expect(
+            not forward_alone or bool(self.truth.backwards), "compiled forward", text, "a backward pass"
+        )
 
     def _threads(self, text: str) -> None:
         match = re.match(r"([\d,]+|a) module calls? on (?:other threads|another thread) ", text)

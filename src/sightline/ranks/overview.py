@@ -7,6 +7,7 @@ collectives, and the lines whose time differs most between ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -83,6 +84,13 @@ def rank_lines(info: dict[str, Any]) -> list[Line]:
         return []
     other = Hint.option("rank", 1 if rank == 0 else 0)
     return comment_lines([f"rank {rank} of {count:,}; {other} shows another"])
+
+
+def view_of_rank(view: View, info: dict[str, Any]) -> View:
+    """A view under `rank_lines`."""
+    lines, fit = rank_lines(info), view.fit
+    fitted = None if fit is None else lambda room: (*lines, *fit(room))
+    return replace(view, blocks=(*lines, *view.blocks), fit=fitted)
 
 
 def ranks_overview(run: Run, more: str = _MORE) -> View:

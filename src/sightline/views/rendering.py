@@ -204,12 +204,6 @@ class View:
         room = max(room, NARROWEST)
         return fit_blocks(self.blocks if self.fit is None else self.fit(room), room)
 
-    def below(self, lines: Sequence[Line]) -> View:
-        """The view with some lines above it."""
-        fit = self.fit
-        fitted = None if fit is None else lambda room: (*lines, *fit(room))
-        return replace(self, blocks=(*lines, *self.blocks), fit=fitted)
-
     def __str__(self) -> str:
         return for_output("\n".join(text for block in self.blocks for text in _text(block)))
 
