@@ -185,7 +185,8 @@ def test_a_scheduler_before_a_scaled_step(engine: str) -> None:
         t = scaled(engine=engine, clip=None, scheduler_first=True)
     (problem,) = found(t)
     assert (
-        problem.title == "StepLR.step() runs before the first optimizer.step(): the first rate is never used"
+        problem.title
+        == "StepLR.step() runs before the first optimizer.step(): each rate comes one step early"
     )
 
 

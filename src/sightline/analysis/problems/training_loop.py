@@ -263,7 +263,7 @@ def scheduler_out_of_order(context: ProblemContext) -> Iterator[Finding]:
             yield Finding(title, place=scheduler.created_at)
         elif scheduler.early and count and not _skipped_at_first(record, scheduler.optimizer, updates):
             call = f"{scheduler.type}.step()"
-            title = f"{call} runs before the first optimizer.step(): the first rate is never used"
+            title = f"{call} runs before the first optimizer.step(): each rate comes one step early"
             yield Finding(title, place=scheduler.stepped_at, confidence=Confidence.CERTAIN)
 
 
