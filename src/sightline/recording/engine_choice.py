@@ -179,5 +179,5 @@ def engine_status(build: bool = False) -> EngineStatus:
 def _engines_of_wheel() -> str:
     if native_engine.refused_prebuilt:
         return native_engine.refused_prebuilt
-    brought = minors()
+    brought = minors(FOLDER)
     return f"has engines for torch {', '.join(brought)}" if brought else "has no engines"

@@ -78,7 +78,7 @@ def _find_prebuilt() -> Path | None:
     if os.environ.get(SANITIZE, "") not in ("", "0"):
         return None
     try:
-        return prebuilt.find_prebuilt(str(torch.__version__), SOURCES)
+        return prebuilt.find_prebuilt(str(torch.__version__), SOURCES, prebuilt.FOLDER)
     except NativeUnavailable as error:
         _refuse_prebuilt(prebuilt.FOLDER, error)
         return None

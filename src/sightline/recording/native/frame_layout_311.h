@@ -13,37 +13,21 @@ using Frame = _PyInterpreterFrame;
 
 inline PyCodeObject* code_of(const Frame* frame) { return frame->f_code; }
 
-// Bytes from the start of the code to the instruction the frame is at: Python's `f_lasti`. In a frame that waits for
-// another, that is the last one's inline cache.
-inline int instruction_of(const Frame* frame) {
-  return static_cast<int>(
-      reinterpret_cast<const char*>(frame->prev_instr) -
-      reinterpret_cast<const char*>(_PyCode_CODE(frame->f_code)));
-}
+// In a frame that waits for another, this is the last one's inline cache.
+inline const _Py_CODEUNIT* position_of(const Frame* frame) { return frame->prev_instr; }
 
-// A frame that is being set up has run no instruction yet and is not shown by Python either.
-inline bool is_shown(const Frame* frame) {
-  return frame->owner == FRAME_OWNED_BY_GENERATOR ||
-      frame->prev_instr >= _PyCode_CODE(frame->f_code) + frame->f_code->_co_firsttraceable;
-}
+// Whether the interpreter made the frame for itself, around a call from C.
+inline bool is_entry(const Frame*) { return false; }
 
 inline const Frame* innermost_of(const PyThreadState* state) { return state->cframe->current_frame; }
 
 inline PyObject* function_of(const Frame* frame) { return reinterpret_cast<PyObject*>(frame->f_func); }
 
-// The local variable in a slot; null if it is not set.
+// The local variable in a slot, or an operand above them; null if it is not set.
 inline PyObject* slot_of(const Frame* frame, int slot) { return frame->localsplus[slot]; }
 
-// An object on the operand stack, counted from its bottom.
-inline PyObject* operand(const Frame* frame, int depth) {
-  return frame->localsplus[code_of(frame)->co_nlocalsplus + depth];
-}
-
-// A call's operands: a method and its object, or null and a function; then the arguments.
-constexpr int call_callable(bool has_self) { return has_self ? 0 : 1; }
-inline bool call_has_self(const Frame* frame, int depth) { return operand(frame, depth) != nullptr; }
-// The function of a call that spreads arguments; a null is below it.
-constexpr int kSpreadCallable = 1;
+// Where a call's null is, if it has one: below the function, or above it.
+constexpr bool kNullIsBelow = true;
 
 inline bool is_finalizing() { return _Py_IsFinalizing() != 0; }
 

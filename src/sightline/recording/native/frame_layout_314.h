@@ -22,37 +22,20 @@ inline PyCodeObject* code_of(const Frame* frame) {
   return reinterpret_cast<PyCodeObject*>(untagged(frame->f_executable));
 }
 
-// Bytes from the start of the code to the instruction the frame is at: Python's `f_lasti`.
-inline int instruction_of(const Frame* frame) {
-  return static_cast<int>(
-      reinterpret_cast<const char*>(frame->instr_ptr) -
-      reinterpret_cast<const char*>(_PyCode_CODE(code_of(frame))));
-}
+inline const _Py_CODEUNIT* position_of(const Frame* frame) { return frame->instr_ptr; }
 
-// A frame that is being set up has run no instruction yet and is not shown by Python either.
-inline bool is_shown(const Frame* frame) {
-  if (frame->owner >= FRAME_OWNED_BY_INTERPRETER) return false;
-  return frame->owner == FRAME_OWNED_BY_GENERATOR ||
-      frame->instr_ptr >= _PyCode_CODE(code_of(frame)) + code_of(frame)->_co_firsttraceable;
-}
+// Whether the interpreter made the frame for itself, around a call from C.
+inline bool is_entry(const Frame* frame) { return frame->owner >= FRAME_OWNED_BY_INTERPRETER; }
 
 inline const Frame* innermost_of(const PyThreadState* state) { return state->current_frame; }
 
 inline PyObject* function_of(const Frame* frame) { return untagged(frame->f_funcobj); }
 
-// The local variable in a slot; null if it is not set.
+// The local variable in a slot, or an operand above them; null if it is not set.
 inline PyObject* slot_of(const Frame* frame, int slot) { return untagged(frame->localsplus[slot]); }
 
-// An object on the operand stack, counted from its bottom.
-inline PyObject* operand(const Frame* frame, int depth) {
-  return slot_of(frame, code_of(frame)->co_nlocalsplus + depth);
-}
-
-// A call's operands: a function, its object or null; then the arguments.
-constexpr int call_callable(bool) { return 0; }
-inline bool call_has_self(const Frame* frame, int depth) { return operand(frame, depth + 1) != nullptr; }
-// The function of a call that spreads arguments; a null is above it.
-constexpr int kSpreadCallable = 0;
+// Where a call's null is, if it has one: below the function, or above it.
+constexpr bool kNullIsBelow = false;
 
 inline bool is_finalizing() { return Py_IsFinalizing() != 0; }
 

@@ -30,6 +30,34 @@
 
 namespace sightline {
 
+// Bytes from the start of the code to the instruction the frame is at: Python's `f_lasti`.
+inline int instruction_of(const Frame* frame) {
+  return static_cast<int>(
+      reinterpret_cast<const char*>(position_of(frame)) -
+      reinterpret_cast<const char*>(_PyCode_CODE(code_of(frame))));
+}
+
+// A frame that is being set up has run no instruction yet and is not shown by Python either.
+inline bool is_shown(const Frame* frame) {
+  if (is_entry(frame)) return false;
+  return frame->owner == FRAME_OWNED_BY_GENERATOR ||
+      position_of(frame) >= _PyCode_CODE(code_of(frame)) + code_of(frame)->_co_firsttraceable;
+}
+
+// An object on the operand stack, counted from its bottom.
+inline PyObject* operand(const Frame* frame, int depth) {
+  return slot_of(frame, code_of(frame)->co_nlocalsplus + depth);
+}
+
+// The operands of a call, from its depth on: the function and its object or null, in the order of this Python, then
+// the arguments. Where the null is below, a method and its object stand in the places of null and function.
+constexpr int call_callable(bool has_self) { return kNullIsBelow && !has_self ? 1 : 0; }
+inline bool call_has_self(const Frame* frame, int depth) {
+  return operand(frame, kNullIsBelow ? depth : depth + 1) != nullptr;
+}
+// The function of a call that spreads arguments, next to a null.
+constexpr int kSpreadCallable = kNullIsBelow ? 1 : 0;
+
 inline const Frame* next_shown(const Frame* frame) {
   while (frame != nullptr && !is_shown(frame)) frame = frame->previous;
   return frame;

@@ -33,7 +33,7 @@ def facts_of_wheel(sources: Path, soabi: str, machine: str) -> dict[str, str]:
     return {"sources": sources_digest(sources), "soabi": soabi, "machine": machine}
 
 
-def find_prebuilt(torch: str, sources: Path, folder: Path = FOLDER) -> Path | None:
+def find_prebuilt(torch: str, sources: Path, folder: Path) -> Path | None:
     """The engine for this version of torch and this Python; None if there is none, or of other sources."""
     published = _PUBLISHED.fullmatch(torch)
     if published is None:
@@ -50,7 +50,7 @@ def find_prebuilt(torch: str, sources: Path, folder: Path = FOLDER) -> Path | No
     return path if fits and trusted_files.exists(path) else None
 
 
-def minors(folder: Path = FOLDER) -> list[str]:
+def minors(folder: Path) -> list[str]:
     """The minor versions of torch that this installation has an engine for."""
     found = re.compile(r"torch-(\d+)\.(\d+)\.so")
     matches = (found.fullmatch(path.name) for path in folder.glob("torch-*.so"))

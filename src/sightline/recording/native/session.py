@@ -12,7 +12,6 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import torch
 
 from sightline.data.arrays import IntArray
 from sightline.errors import UsageError
@@ -27,7 +26,7 @@ from sightline.recording.native.python_callbacks import CallbackSession
 from sightline.recording.session import STOPS_THE_RUN, HandlerOverhead
 from sightline.recording.statistics.cpu import StatisticsBuffer
 from sightline.recording.statistics.device import DeviceStatistics
-from sightline.recording.torchapi import Module, Parameter, Tensor
+from sightline.recording.torchapi import VARIABLE_FUNCTIONS, Module, Parameter, Tensor
 
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
 
@@ -248,7 +247,7 @@ class NativeSession(CallbackSession):
 
 def tensor_offset(observer: ModuleType) -> int:
     """The offset of the C++ tensor in the Python object."""
-    probe = torch.empty(0)
+    probe = VARIABLE_FUNCTIONS.empty(0)
     for offset in (observer.OBJECT_HEAD, observer.OBJECT_HEAD + 8):
         if observer.address_at(probe, offset) == probe._cdata:
             return int(offset)
