@@ -1,7 +1,8 @@
 """Checks of the arguments of public functions: one of the wrong type is refused in one sentence.
 
-`check_arguments` reads the annotations of a function, so that types are not written down twice. Anything
-beyond the type (a number from 1 up, one of some choices) is checked by the function itself.
+`check_arguments` reads the annotations of a function, so that types are not written down twice. It reads
+their text: to evaluate them would import torch and numpy, which they name. Anything beyond the type (a number
+from 1 up, one of some choices) is checked by the function itself.
 """
 
 from __future__ import annotations

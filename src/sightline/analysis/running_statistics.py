@@ -12,11 +12,10 @@ from typing import Final
 import numpy as np
 
 from sightline.data.index import Index
+from sightline.data.op_groups import BATCH_NORMS
 from sightline.data.rows import Op, Value
 
-_BATCH_NORMS: Final = frozenset(
-    "native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm instance_norm".split()
-)
+_NORMS: Final = BATCH_NORMS | {"instance_norm"}
 _BUFFERS: Final = ("running_mean", "running_var")
 _TRAINING: Final = {"batch_norm": ("training", 5), "instance_norm": ("use_input_stats", 5)}
 
@@ -31,7 +30,7 @@ class RunningStatistics:
     def updates(self) -> dict[int, list[int]]:
         """The ops that updated each buffer, in order."""
         data = self._index.raw
-        names = [id for id, name in enumerate(data.names) if _bare(name) in _BATCH_NORMS]
+        names = [id for id, name in enumerate(data.names) if _bare(name) in _NORMS]
         updates: dict[int, list[int]] = {}
         for id in np.flatnonzero(np.isin(data.ops.name, names)).tolist():
             op: Op = self._index.ops[id]

@@ -10,6 +10,7 @@ import math
 from typing import Final
 
 from sightline.analysis.op_text import api_call_of
+from sightline.data.op_groups import CONVOLUTIONS
 from sightline.data.rows import Op, Value
 
 _FARTHEST: Final = 400  #: ops that a size is followed back
@@ -21,10 +22,6 @@ _RESHAPES: Final = frozenset(
 )
 _LINEAR: Final = frozenset("linear".split())
 _EMBEDDINGS: Final = frozenset("embedding".split())
-_CONVOLUTIONS: Final = frozenset(
-    "convolution _convolution mkldnn_convolution cudnn_convolution conv1d conv2d conv3d thnn_conv2d "
-    "_slow_conv2d_forward".split()
-)
 #: Ops that broadcast their inputs against each other.
 _BROADCASTS: Final = frozenset(
     "add sub mul div pow where maximum minimum lerp addcmul addcdiv + - * / ** eq ne lt le gt ge".split()
@@ -124,7 +121,7 @@ def _known_source(name: str, op: Op, inputs: list[Value], value: Value, dimensio
         return (inputs[1], 0) if dimension == rank - 1 else (first, dimension)
     if name in _EMBEDDINGS and len(inputs) > 1:
         return (first, 1) if dimension == rank - 1 else (inputs[1], dimension)
-    if name in _CONVOLUTIONS and len(inputs) > 1:
+    if name in CONVOLUTIONS and len(inputs) > 1:
         if dimension == rank - (len(inputs[1].shape) - 1):
             return None if op.args.get("transposed") is True else (inputs[1], 0)
         return first, dimension

@@ -1,4 +1,7 @@
-"""Record some training steps of a script: a step ends when an optimizer has stepped."""
+"""Record some training steps of a script: a step ends when an optimizer has stepped.
+
+`integrations.training_recorder` is told of steps by a trainer. Here nobody tells: hooks of optimizers do.
+"""
 
 from __future__ import annotations
 

@@ -42,3 +42,13 @@ ALLOCATIONS: Final = frozenset(
 )
 #: Ops whose result holds memory that was never written, at least in part.
 UNINITIALIZED: Final = ALLOCATIONS | frozenset("resize resize_ resize_as_".split())
+#: Normalisation by the statistics of a batch, by whatever library.
+BATCH_NORMS: Final = frozenset(
+    "batch_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm "
+    "_batch_norm_with_update".split()
+)
+#: Convolutions without those that are transposed.
+CONVOLUTIONS: Final = frozenset(
+    "convolution _convolution mkldnn_convolution cudnn_convolution conv1d conv2d conv3d thnn_conv2d "
+    "_slow_conv2d_forward".split()
+)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from sightline.analysis.op_text import api_call_of, short_name, with_location
 from sightline.analysis.producers import creator
 from sightline.analysis.size_origins import makes_size, size_origin
-from sightline.data.op_groups import VIEWS
+from sightline.data.op_groups import CONVOLUTIONS, VIEWS
 from sightline.data.rows import Op, Value
 from sightline.data.user_frames import user_frame
 from sightline.notation import dtype_name
@@ -27,9 +27,6 @@ _MATRICES: Final = {
     "mv": (0, 1),
     "addmv": (1, 2),
 }
-_CONVOLUTIONS: Final = frozenset(
-    "convolution _convolution mkldnn_convolution thnn_conv2d _slow_conv2d_forward".split()
-)
 #: Ops whose results only move or copy numbers.
 _MOVING_OPS: Final = VIEWS | frozenset(
     "flatten unflatten index narrow chunk clone contiguous lift lift_fresh lift_fresh_copy _to_copy copy_ "
@@ -83,7 +80,7 @@ def _mismatch(op: Op, inputs: list[Value]) -> tuple[tuple[Value, int], tuple[Val
             if left.shape and left.shape[-1] != right.shape[inner]:
                 return (left, len(left.shape) - 1), (right, inner)
         return None
-    if name in _CONVOLUTIONS and len(inputs) > 1:
+    if name in CONVOLUTIONS and len(inputs) > 1:
         images, weight = inputs[0], inputs[1]
         if len(images.shape) == len(weight.shape) > 1 and images.shape[1] != weight.shape[1]:
             return (images, 1), (weight, 1)

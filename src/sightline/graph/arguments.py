@@ -1,4 +1,8 @@
-"""The arguments of an op or a module call by name: bound to torch's signatures, tensors as `Ref`."""
+"""The arguments of an op or a module call by name: bound to torch's signatures, tensors as `Ref`.
+
+The signatures are written down here: most of torch's functions are written in C and tell Python none, and a
+recording can be drawn where torch is not installed.
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ import numpy as np
 from sightline.analysis.problems.problem import Confidence, Problem, Severity
 from sightline.data.forms import SLOT
 from sightline.data.index import Index
+from sightline.data.op_groups import BATCH_NORMS
 from sightline.data.trace_data import EVALUATION, I32, I64, KINDS, TRAINING, TraceData
 from sightline.data.training_steps import innermost_steps
 from sightline.ranks.collectives import kind_of
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
 
 _BUFFER: Final = KINDS.index("buffer")
 #: Ops that write running statistics, though their schemas do not say so.
-_NORMS: Final = frozenset(
-    "native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_gather_stats_with_counts".split()
-)
+_NORMS: Final = BATCH_NORMS | {"batch_norm_gather_stats_with_counts"}
 _RUNNING: Final = frozenset(("running_mean", "running_var", "num_batches_tracked"))
 #: Ops whose result does not depend on the old contents.
 _OVERWRITES: Final = frozenset(("copy_", "fill_", "zero_"))

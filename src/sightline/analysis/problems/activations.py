@@ -15,6 +15,7 @@ from sightline.analysis.problems.context import FORWARD, MATMULS, RANDOM, Mask, 
 from sightline.analysis.problems.losses import computed_by
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.weights import has_parameters
+from sightline.data.op_groups import BATCH_NORMS
 from sightline.data.trace_data import KINDS, MUTATES
 from sightline.notation import number_text
 
@@ -25,7 +26,7 @@ RECTIFIERS: Final = frozenset(
 )
 #: Ops that rectify where their other operand is zero.
 _RECTIFIES_AT: Final = frozenset("clamp clamp_ maximum".split())
-_NORMS: Final = frozenset("native_layer_norm native_batch_norm native_group_norm batch_norm".split())
+_NORMS: Final = BATCH_NORMS | {"native_layer_norm", "native_group_norm"}
 _BOUNDED: Final = frozenset("tanh tanh_ sigmoid sigmoid_".split())
 _FLOOD: Final = 50.0  #: root mean square of an input far outside the range of any activation
 _NEARLY: Final = 0.05

@@ -12,10 +12,9 @@ from sightline.analysis.problems.context import BACKWARD, FORWARD, Mask, Problem
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.trained_parameters import Training
 from sightline.analysis.problems.training_loop_events import LoopRecord
+from sightline.data.op_groups import BATCH_NORMS
 from sightline.data.trace_data import EVALUATION, KIND, MUTATES, NO_GRAD, TRAINING
 
-_NORMS: Final = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm "
-                          "_batch_norm_with_update batch_norm".split())  # fmt: skip
 _LEAST_STEPS: Final = 3
 _PARAMETER: Final = KIND["parameter"]
 _DROPS: Final = frozenset("native_dropout _fused_dropout dropout bernoulli_ bernoulli".split())
@@ -73,7 +72,7 @@ def _drops(context: ProblemContext) -> Mask:
 
 def _norms(context: ProblemContext) -> Mask:
     """Batch norms that normalise by the batch; instance norms use the same op and are left out."""
-    mask = context.forward & context.named(_NORMS)
+    mask = context.forward & context.named(BATCH_NORMS)
     for op in np.flatnonzero(mask).tolist():
         name = context.written(op)
         batch_norm = "batch_norm" in name or "BatchNorm" in context.module_type(context.module(op))

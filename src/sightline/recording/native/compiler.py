@@ -1,6 +1,7 @@
 """The toolchain of the native engine: the compiler, its flags, and all that a built file depends on.
 
 Nothing here writes a file; a missing part is a `NativeUnavailable` that says the fix.
+`torch.utils.cpp_extension` is not used: it trusts whatever lies in its cache folder, and needs ninja.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The statistics of one tensor in CPU memory, in as few passes over its elements as possible.
 
 Five fast passes (extremes, sum, squares, zeros, fingerprint), and more only for NaNs and infinities and
-where single precision is not enough. Zeros are counted by numpy, ten times faster than by torch.
+where single precision is not enough. Zeros are counted by numpy, ten times faster than by torch. `device`
+may not wait for a result and makes every pass; here a pass that an earlier result makes needless is left out.
 """
 
 from __future__ import annotations
