@@ -106,6 +106,7 @@ class Environment:
             "not slow",
             "-p",
             "no:cacheprovider",
+            "--timeout=600",  # to import a torch with CUDA takes seconds, in each process that a test starts
         ]
         log = self.path / f"{engine}.log"
         with log.open("w") as file:

@@ -16,6 +16,7 @@ import torch
 
 import sightline as sl
 
+TORCH: Final = tuple(map(int, torch.__version__.split(".")[:2]))
 #: "Under any mode autograd adds gradients with `add` where the plain run uses `add_`, …": what both sides are
 #: compared as; "" is left out.
 UNDER_A_MODE: Final = {
@@ -31,6 +32,8 @@ WITHOUT_OPS: Final = frozenset(
 )
 #: "Torch calls no function mode before …": only the native engine sees these.
 NOT_OVERRIDABLE: Final = frozenset("torch.from_numpy Tensor.set_ Tensor.as_subclass Tensor.__repr__".split())
+#: "From torch 2.15 on, the plain engine sees a call of `Tensor.view_as` …".
+OF_FUNCTIONS: Final = frozenset({"Tensor.view_as"} if TORCH >= (2, 15) else ())
 #: "… the ops of printing": the plain engine sees none of them.
 PRINTING: Final = "Tensor.__repr__"
 
@@ -71,7 +74,7 @@ def recorded(t: sl.Trace) -> Recorded:
     api = [
         f"{op.phase} {op.name} in {op.module.path if op.module is not None else '-'} at {line_of(op)}"
         for op in t.ops.where(level="api")
-        if op.name not in WITHOUT_OPS | NOT_OVERRIDABLE
+        if op.name not in WITHOUT_OPS | NOT_OVERRIDABLE | OF_FUNCTIONS
     ]
     aten: dict[str, Counter[str]] = {}
     for op in t.ops.where(level="aten"):

@@ -90,4 +90,6 @@ def character_columns(data: TraceData) -> tuple[list[int], list[int]]:
 
 
 def _units(data: bytes) -> int:
+    if data.isascii():
+        return len(data)
     return len(data.decode("utf-8", "ignore").encode("utf-16-le")) // 2

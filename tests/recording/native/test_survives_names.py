@@ -366,6 +366,11 @@ def test_a_custom_op_is_a_call() -> None:
     assert api(t) == ["torch.ones", "torch.ops.sightline_names.double"]
 
 
+def test_an_overload_is_called_by_its_own_name() -> None:
+    x = torch.ones(2)
+    assert api(record(lambda: torch.ops.aten.add.Tensor(x, x))[1]) == ["torch.ops.aten.add.Tensor"]
+
+
 class Logged(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

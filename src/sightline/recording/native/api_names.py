@@ -39,6 +39,10 @@ _IMPLICIT: Final = {float: "__float__", int: "__int__", bool: "__bool__", comple
 #: Ops that run without any callable: ``if x:``, ``list[x]``.
 _IMPLICIT_OPS: Final = {"is_nonzero": "__bool__", "item": "__index__", "_local_scalar_dense": "__index__"}
 _NO_CALLS: Final = ("ScriptFunction", "ScriptMethod", "FunctionMeta")
+#: Functions that ask whether a call is overridden, and leave that to others.
+_ONLY_ASK: Final = frozenset(
+    {"has_torch_function", "_has_torch_function", "_peek_should_skip_torch_function"}
+)
 
 
 def is_torch_function(code: CodeType) -> bool:
@@ -52,7 +56,7 @@ def is_torch_function(code: CodeType) -> bool:
 
 def _hands_over(name: str) -> bool:
     """Whether a function of torch's of this name lets others override the function that calls it."""
-    return name.endswith("_torch_function") and name != "has_torch_function"
+    return name.endswith("_torch_function") and name not in _ONLY_ASK
 
 
 def calls_engine(code: CodeType) -> bool:
