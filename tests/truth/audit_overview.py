@@ -59,6 +59,7 @@ _KEYS = {
     "→ alone: the output": r"(?m)^→ ",
     "+N other: N more kinds of calls, with other tensors": r"\+\d+ other",
     "share: of the host time": "",
+    "gradient norm: before clipping": "gradient norm",
     "time: with the backward pass": "",
 }
 
@@ -574,6 +575,7 @@ class OverviewAuditor(Auditor):
         shown = "\n".join(
             row[1] for table in self.screen.tables if table.titles[0] == "module" for row in table.rows
         )
+        shown += "\n".join(title for table in self.screen.tables for title in table.titles)
         for meaning in text.replace("\n", " · ").split(" · "):
             if meaning not in _KEYS:
                 self.unknown(meaning)
