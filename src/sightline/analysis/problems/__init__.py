@@ -64,6 +64,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     gradients.no_gradient,
     gradients.cut_gradient,
     gradients.unused_parameter,
+    gradients.optimizer_without_gradients,
     training_loop.parameters_without_optimizer,
     run_modes.training_mode_in_evaluation,
     run_modes.training_mode_of_untrained_model,
