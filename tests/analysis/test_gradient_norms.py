@@ -192,3 +192,20 @@ def test_a_step_is_skipped_where_the_scaler_found_an_infinity(engine: Any, optio
         finite = [step.norm is not None and math.isfinite(step.norm) for step in steps]
         assert finite == [False, not own, False, True]
         assert all(step.norm is not None for step in steps if step.skipped)
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_norm_is_without_the_scale_of_a_scaler(engine: Any, fused: bool) -> None:
+    """A fused optimizer divides the gradients itself, and leaves them scaled where they are."""
+    model, norms = Halves(), []
+    optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+    with sl.trace(model, engine=engine, stats=True) as t:
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for _ in range(_STEPS):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(5, 4)).square().mean()).backward()
+            norms.append(norm_of(model.parameters()) / 64)
+            scaler.step(optimizer)
+            scaler.update()
+    assert found(t) == pytest.approx(norms, rel=1e-5)

@@ -19,6 +19,7 @@ import numpy as np
 from sightline.data.index import Index
 from sightline.data.optimizer_steps import OptimizerStep, optimizer_steps
 from sightline.data.trace_data import I64, LEVELS, PHASES, StepInfo, TraceData
+from sightline.data.training_steps import scaler_updates
 from sightline.patterns import bare_name
 
 _BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
@@ -75,8 +76,8 @@ class GradientNorms:
             are_same = set(storages[gradients].tolist()) <= set(storages[list(clipping.gradients)].tolist())
             count = len(gradients) if gradients else self._count(updates)
             if whole and are_same and len(clipping.gradients) == count:
-                return self._number([clipping.norm])
-        return self._measured(gradients) if whole and gradients else None
+                return self._divided(self._number([clipping.norm]), step)
+        return self._divided(self._measured(gradients), step) if whole and gradients else None
 
     def is_clipped(self, step: StepInfo) -> bool:
         """Whether a step clips its gradients, or computes their norm for it."""
@@ -214,6 +215,26 @@ class GradientNorms:
             return math.inf
         with np.errstate(over="ignore"):
             return math.sqrt(float((stats.l2[rows] ** 2).sum()))
+
+    def _divided(self, norm: float | None, step: StepInfo) -> float | None:
+        """The norm without the scale of a gradient scaler, where a fused optimizer divides by it."""
+        first, end = np.searchsorted(self._dividing, [step.first_op, step.end_op]).tolist()
+        if norm is None or first == end:
+            return norm
+        scale = None
+        for op in scaler_updates(self._data):
+            if step.first_op <= op < step.end_op:
+                scale = self._number([self._data.ops.inputs_of(op)[0]])
+        return norm / scale if scale else None
+
+    @cached_property
+    def _dividing(self) -> I64:
+        """The ops of optimizers that divide the gradients by a scale."""
+        forms, ops = self._data.forms, self._data.ops
+        fused = np.flatnonzero(["_fused_" in name for name in self._data.names])
+        ids = np.flatnonzero(np.isin(ops.name, fused))
+        scaled = [(forms[int(form)].kwargs or {}).get("grad_scale") is not None for form in ops.form[ids]]
+        return ids[np.array(scaled, dtype=np.bool_)]
 
     def _versions(self, value: int) -> list[int]:
         """A gradient and those it was before clipping changed it."""
