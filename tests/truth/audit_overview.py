@@ -295,6 +295,11 @@ class OverviewAuditor(Auditor):
         self.equal(ends, (min(several), max(several)), "backward passes of a step", text)
         self.equal(int(ranged[3] or len(counts)), len(several), "steps with several passes", text)
 
+    def _norm(self, text: str) -> None:
+        truth = "of the gradients: not known, those of compiled code are not measured"
+        self.equal(text, truth, "norm")
+        self.expect(self.facts.compiled, "norm", text, "nothing was compiled")
+
     def _outside_calls(self) -> list[Any]:
         """Outermost calls of modules that belong to no training step."""
         return [each for each in self.truth.calls if each.parent < 0 and each.evaluation]
