@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 import sightline as sl
+from tests.recording.engines import BOTH_ENGINES
 from tests.recording.problematic import BATCH, STATS, Calls, found, kinds, only, plain, trained
 
 # -- gradients ---------------------------------------------------------------------------------------------
@@ -260,6 +261,98 @@ def test_one_half_of_a_pair_in_its_turn() -> None:
     generator, critic = nn.Linear(8, 8), nn.Linear(8, 1)
     with sl.trace() as t:
         critic(generator(torch.randn(BATCH, 8)).detach()).mean().backward()
+    assert kinds(t) == []
+
+
+def _without_graph(encode: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = encode(x)
+        return result
+
+
+def _autoencoder(
+    forward: Callable[[nn.Module, nn.Module, Tensor], Tensor],
+    *,
+    frozen: bool = False,
+    holds: bool = True,
+    extra: tuple[nn.Parameter, ...] = (),
+    **options: Any,
+) -> Any:
+    """A trace of a training of two models that one optimizer holds."""
+    encoder, decoder, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 8), torch.randn(BATCH, 8)
+    encoder.requires_grad_(not frozen)
+    held = [*(encoder.parameters() if holds else ()), *decoder.parameters(), *extra]
+    optimizer = torch.optim.Adam(held)
+    with sl.trace(**options) as t:
+        for _ in range(3):
+            optimizer.zero_grad()
+            (forward(encoder, decoder, x) - x).square().mean().backward()
+            optimizer.step()
+    return t
+
+
+@pytest.mark.parametrize(
+    ("forward", "kind", "title"),
+    [
+        (
+            lambda encode, decode, x: decode(encode(x).detach()),
+            "cut-gradient",
+            "weight, bias of Linear were cut from the loss by detach",
+        ),
+        (
+            lambda encode, decode, x: decode(_without_graph(encode, x)),
+            "cut-gradient",
+            "weight, bias of Linear were cut from the loss by a block without gradients (no_grad)",
+        ),
+        (
+            lambda encode, decode, x: (encode(x), decode(x))[1],
+            "no-gradient",
+            "weight, bias of Linear were used but got no gradient: the result of F.relu at ",
+        ),
+        (
+            lambda encode, decode, x: decode(x),
+            "no-gradient",
+            "2 of the 4 parameters of Adam got no gradient in any of its 3 steps: they belong to no module",
+        ),
+    ],
+)
+def test_a_model_that_its_optimizer_never_moves(forward: Any, kind: str, title: str) -> None:
+    problem = only(_autoencoder(forward), kind)
+    assert problem.title.startswith(title)
+    for healthy in (
+        _autoencoder(forward, frozen=True),
+        _autoencoder(forward, holds=False),  # a teacher, or a model in its own turn
+    ):
+        assert kinds(healthy) == []
+
+
+@BOTH_ENGINES
+def test_a_parameter_of_no_module_that_gets_no_gradient(engine: Any) -> None:
+    unused, frozen = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8), requires_grad=False)
+    used = nn.Parameter(torch.ones(8))
+
+    def forward(encode: nn.Module, decode: nn.Module, x: Tensor) -> Tensor:
+        result: Tensor = decode(encode(x)) * used * unused.detach()
+        return result
+
+    t = _autoencoder(forward, extra=(unused, used, frozen), engine=engine)
+    title = only(t, "no-gradient").title
+    assert title.startswith(
+        "1 of the 7 parameters of Adam got no gradient in any of its 3 steps: it belongs to"
+    )
+    assert kinds(_autoencoder(forward, extra=(used, frozen), engine=engine)) == []
+
+
+@pytest.mark.parametrize("modules", [True, False])
+def test_heads_that_are_trained_in_turns_are_healthy(modules: bool) -> None:
+    heads = [nn.Linear(8, 1, bias=False) for _ in range(2)]
+    optimizer, x = torch.optim.SGD([head.weight for head in heads], 0.1), torch.randn(BATCH, 8)
+    with sl.trace() as t:
+        for step in range(4):
+            head = heads[step % 2]
+            optimizer.zero_grad()
+            (head(x) if modules else x @ head.weight.T).square().mean().backward()
+            optimizer.step()
     assert kinds(t) == []
 
 

@@ -265,6 +265,21 @@ def test_a_rate_of_zero_and_a_warm_up_that_begins_there() -> None:
     assert kinds(t) == []
 
 
+@pytest.mark.parametrize(("later", "expected"), [(0.0, 1), (0.1, 0)])
+def test_a_rate_of_zero_is_one_of_all_steps_of_a_long_run(later: float, expected: int) -> None:
+    """Only the first 256 steps are noted one by one."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    with sl.trace(ops="aten") as t:
+        for step in range(300):
+            optimizer.param_groups[0]["lr"] = later if step > 260 else 0.0
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+    titles = [problem.title for problem in found(t) if problem.kind == "learning-rate"]
+    assert titles == ["the learning rate of SGD is 0 in all of 300 steps"] * expected
+
+
 def test_layers_in_a_plain_list() -> None:
     class Listed(nn.Module):
         def __init__(self) -> None:

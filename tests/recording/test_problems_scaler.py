@@ -200,3 +200,26 @@ def test_torch_warns_of_the_order_where_the_scaler_skips_the_first_step(
         t = scaled(engine=engine, clip=None, scheduler_first=first, overflows=0)
     assert [str(each.message)[:40] for each in shown] == ["Detected call of `lr_scheduler.step()` b"]
     assert kinds(t) == expected
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize(
+    ("scale", "factor", "to_blame"),
+    [(2.0**127, 1.0, "The scale did it"), (2.0**16, 2.0**115, "The loss grew")],
+)
+def test_a_scaled_loss_that_overflows_is_the_fault_of_the_larger_factor(
+    engine: Any, scale: float, factor: float, to_blame: str
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sl.trace(model, engine=engine, stats=True) as t:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = (model(torch.randn(6, 4)).square().mean() + 4) * factor
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    (problem,) = (each for each in found(t) if each.kind == "non-finite")
+    assert problem.title.endswith(": the loss times the scale of the gradient scaler overflows")
+    assert problem.why.startswith(to_blame)

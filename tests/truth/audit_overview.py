@@ -59,6 +59,7 @@ _KEYS = {
     "→ alone: the output": r"(?m)^→ ",
     "+N other: N more kinds of calls, with other tensors": r"\+\d+ other",
     "share: of the host time": "",
+    "gradient norm: before clipping": "gradient norm",
     "time: with the backward pass": "",
 }
 
@@ -293,6 +294,11 @@ class OverviewAuditor(Auditor):
         ends = int(ranged[1]), int(ranged[2] or ranged[1])
         self.equal(ends, (min(several), max(several)), "backward passes of a step", text)
         self.equal(int(ranged[3] or len(counts)), len(several), "steps with several passes", text)
+
+    def _norm(self, text: str) -> None:
+        truth = "of the gradients: not known, those of compiled code are not measured"
+        self.equal(text, truth, "norm")
+        self.expect(self.facts.compiled, "norm", text, "nothing was compiled")
 
     def _outside_calls(self) -> list[Any]:
         """Outermost calls of modules that belong to no training step."""
@@ -574,6 +580,7 @@ class OverviewAuditor(Auditor):
         shown = "\n".join(
             row[1] for table in self.screen.tables if table.titles[0] == "module" for row in table.rows
         )
+        shown += "\n".join(title for table in self.screen.tables for title in table.titles)
         for meaning in text.replace("\n", " · ").split(" · "):
             if meaning not in _KEYS:
                 self.unknown(meaning)

@@ -92,7 +92,7 @@ class OptimizerStep:
     optimizer: int
     type: str
     rate: float
-    norm: float  #: of the gradients it found, or which its closure made last
+    norm: float  #: of the gradients it found, or which its closure made last, before they were clipped
     calls: int = -1  #: module calls made before it ended
     backwards: int = -1
 
@@ -197,12 +197,6 @@ class Truth:
         return {id(each): each for root in [*self.models, *self.roots] for each in root.buffers()}
 
 
-def _gradient_norm(optimizer: Any) -> float:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    norms = [_number(each.grad, norm=True) for each in parameters if each.grad is not None]
-    return math.sqrt(sum(each**2 for each in norms))
-
-
 class _OpCounter(TorchDispatchMode):
     """Counts dispatcher ops by phase, and by phase and line of the program."""
 
@@ -239,6 +233,7 @@ class Observer:
         self._paths: dict[int, str] = {}
         self._stack = ExitStack()
         self._began = 0
+        self._before_clipping: dict[int, float] = {}  #: norms of gradients since the last backward pass
         self._source = open(file, encoding="utf-8").read().splitlines()  # noqa: SIM115
 
     def __call__(self, *models: nn.Module, **_: Any) -> Self:
@@ -252,11 +247,9 @@ class Observer:
         enter(self._hook(register_optimizer_step_pre_hook(self._before_step)))
         enter(self._hook(register_optimizer_step_post_hook(self._after_step)))
         enter(mock.patch.object(torch.Tensor, "backward", self._wrapped_backward(torch.Tensor.backward)))
-        enter(
-            mock.patch.object(
-                torch.nn.utils, "clip_grad_norm_", self._wrapped_clip(torch.nn.utils.clip_grad_norm_)
-            )
-        )
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            clip = getattr(torch.nn.utils, name)
+            enter(mock.patch.object(torch.nn.utils, name, self._wrapped_clip(clip)))
         enter(mock.patch.object(torch.autograd, "grad", self._wrapped_grad(torch.autograd.grad)))
         if self._hooks:
             enter(self._hook(nn.modules.module.register_module_forward_pre_hook(self._before)))
@@ -361,6 +354,7 @@ class Observer:
             if self._in_optimizer:  # of a closure, whose gradients no other pass adds to
                 updates = -len(self.truth.backwards) - 1
             self.truth.backwards.append(Backward(loss, line, self._column(sys._getframe(1)), updates))
+            self._before_clipping.clear()
             self._in_backward += 1
             try:
                 return original(tensor, *args, **kwargs)
@@ -380,12 +374,23 @@ class Observer:
         return grad
 
     def _wrapped_clip(self, original: Any) -> Any:
-        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-            norm = original(*args, **kwargs)
-            self.truth.norms.append(_number(norm))
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            clipped = list(parameters)
+            for each in clipped:
+                if each.grad is not None:
+                    self._before_clipping.setdefault(id(each), _number(each.grad, norm=True))
+            norm = original(clipped, *args, **kwargs)
+            if norm is not None:
+                self.truth.norms.append(_number(norm))
             return norm
 
-        return clip_grad_norm_
+        return clip
+
+    def _gradient_norm(self, optimizer: Any) -> float:
+        """The norm of the gradients of an optimizer, before they were clipped."""
+        held = (each for group in optimizer.param_groups for each in group["params"] if each.grad is not None)
+        known = self._before_clipping
+        return math.hypot(*(known.get(id(each)) or _number(each.grad, norm=True) for each in held))
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._in_optimizer += 1
@@ -394,14 +399,14 @@ class Observer:
             known.append(optimizer)
         number = next(at for at, each in enumerate(known) if each is optimizer)
         rate = max(float(group["lr"]) for group in optimizer.param_groups)
-        norm = _gradient_norm(optimizer)
+        norm = self._gradient_norm(optimizer)
         self.truth.steps.append(OptimizerStep(number, type(optimizer).__name__, rate, norm))
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._in_optimizer -= 1
         step = self.truth.steps[-1]
         if any(callable(each) for each in (*args[1:], *kwargs.values())):  # a closure has made them
-            step.norm = _gradient_norm(optimizer)
+            step.norm = self._gradient_norm(optimizer)
         step.calls, step.backwards = len(self.truth.calls), len(self.truth.backwards)
 
     # -- ops -------------------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ def clipping(rng: random.Random, parameters: str = "model.parameters()") -> str:
             "",
             f"torch.nn.utils.clip_grad_norm_({parameters}, 1.0)",
             f"norms.append(torch.nn.utils.clip_grad_norm_({parameters}, 0.5).item())",
+            f"torch.nn.utils.clip_grad_norm_({parameters}, 0.1, norm_type=float('inf'))",
+            f"torch.nn.utils.clip_grad_norm_(list({parameters})[:2], 0.1)",
             f"torch.nn.utils.clip_grad_value_({parameters}, 0.1)",
         ]
     )

@@ -6,7 +6,7 @@ import random
 from textwrap import dedent
 
 from tests.truth.architectures import Architecture
-from tests.truth.ingredients import optimizer
+from tests.truth.ingredients import clipping, optimizer
 from tests.truth.loops import Facts, Loop, block, loop, text
 from tests.truth.loops_of_training import plain
 
@@ -314,6 +314,44 @@ def compiled(rng: random.Random, net: Architecture) -> Loop:
     )
     facts = Facts(steps, {"model": 1}, optimizers=(of.type,), loss_read=True, compiled=True)
     return Loop(setup, body, facts, model="net")
+
+
+@loop
+def compiled_part(rng: random.Random, net: Architecture) -> Loop:
+    """A model of which `torch.compile` compiles a part, whose gradients come from compiled code or not."""
+    steps, of, clip = rng.randint(2, 3), optimizer(rng), clipping(rng)
+    functions = f"""
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            body = nn.Sequential(nn.Linear(5, 8), nn.{rng.choice(["SiLU", "Tanh"])}(), nn.Linear(8, 4))
+            self.body = torch.compile(body, backend="{rng.choice(["eager", "aot_eager"])}")
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.body(x))
+    """
+    body = block(
+        f"for i in range({steps}):",
+        "x, y = torch.randn(4, 5), torch.randint(0, 2, (4,))",
+        "loss = F.cross_entropy(model(x), y)",
+        "loss.backward()",
+        clip,
+        "optimizer.step()",
+        "optimizer.zero_grad()",
+        "losses.append(loss.item())",
+    )
+    facts = Facts(
+        steps,
+        {"model": 1},
+        {"model": "Partly"},
+        optimizers=(of.type,),
+        loss_read=True,
+        norm_read=clip.startswith("norms"),
+        compiled=True,
+    )
+    setup = text("torch._dynamo.reset()", "model = Partly()", f"optimizer = {of.text}")
+    return Loop(setup, body, facts, f"\n{dedent(functions).strip()}\n")
 
 
 @loop

@@ -13,10 +13,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from sightline.analysis.gradient_norms import GradientNorms, ops_named
 from sightline.analysis.memory import memory_of
 from sightline.data.index import Index
 from sightline.data.optimizer_steps import OptimizerStep, optimizer_steps
-from sightline.data.trace_data import I64, LEVELS, PHASES, REQUIRES_GRAD, StepInfo, TraceData
+from sightline.data.trace_data import I64, KINDS, LEVELS, MUTATES, PHASES, REQUIRES_GRAD, StepInfo, TraceData
 from sightline.data.training_steps import innermost_steps, may_lack_beginning, scaler_updates
 from sightline.errors import NothingMatched, UsageError
 from sightline.hints import Hint
@@ -96,6 +97,7 @@ def _merge_steps(steps: list[StepInfo], name: str) -> StepInfo:
 
 
 _BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
+_PARAMETER = KINDS.index("parameter")
 #: Ops that keep the value of a single number.
 _SAME: Final = frozenset(
     "_to_copy clone detach alias view squeeze reshape mean sum to float item lift_fresh contiguous".split()
@@ -105,10 +107,6 @@ _DIFFERENCES: Final = frozenset({"sub", "sub_", "-", "-="})
 _ZEROS: Final = frozenset({"zeros", "zeros_like", "zero_", "new_zeros"})
 _QUOTIENTS: Final = frozenset({"div", "div_", "/", "/="})
 _MULTIPLES: Final = _QUOTIENTS | {"mul", "mul_", "*"}
-_NORMS: Final = frozenset({"linalg_vector_norm", "norm", "vector_norm"})
-_CLIPPING: Final = frozenset({"clip_grad_norm_", "get_total_norm", "_get_total_norm"})
-#: The gradient of a parameter that belongs to no module.
-_UNNAMED: Final = re.compile(r"parameter \d+\.grad")
 _MAX_OPS: Final = 16  #: between a loss and the tensor that was read
 
 
@@ -132,11 +130,12 @@ class StepSummary:
     info: StepInfo
     ops: int
     losses: tuple[tuple[float, ...], ...]  #: known losses, for each of ``passes``
-    norm: float | None
+    norm: float | None  #: of all gradients that the step used, before they were clipped
     peak: int
     skipped: bool  #: a gradient scaler found an infinity, and the optimizer did not step
     passes: tuple[BackwardPasses, ...] = ()  #: those whose losses are known
     incomplete: bool = False  #: ``last=`` may have dropped its first ops: losses and peak are unknown
+    clipped: bool = False  #: the gradients were clipped after that
 
 
 #: The results of `step_numbers`, as long as their index lives: the first screen and several checks need them.
@@ -165,16 +164,18 @@ def step_numbers(index: Index) -> list[StepSummary]:
     if index in _numbers:
         return _numbers[index]
     summaries: list[StepSummary] = []
-    reader, phase = _ScalarReader(index), index.raw.ops.phase
-    updates = np.array(scaler_updates(index.raw), dtype=np.int64)
+    reader = _ScalarReader(index)
+    steps = numbered_steps(index)
+    norms = GradientNorms(index, list(steps.values()), reader.number)
     incomplete = may_lack_beginning(index)
-    for number, info in numbered_steps(index).items():
-        phases = phase[info.first_op : info.end_op]
-        updated = ((updates >= info.first_op) & (updates < info.end_op)).any()
-        skipped = bool(updated and (phases == _BACKWARD).any() and not (phases == _OPTIMIZER).any())
+    for number, info in steps.items():
+        skipped = reader.is_skipped(info)
         losses, passes = ((), ()) if incomplete else reader.losses(info)
-        ops, norm = info.end_op - info.first_op, reader.norm(info)
-        summaries.append(StepSummary(number, info, ops, losses, norm, 0, skipped, passes, incomplete))
+        ops, norm = info.end_op - info.first_op, norms.of(info, skipped=skipped)
+        clipped = norms.is_clipped(info)
+        summaries.append(
+            StepSummary(number, info, ops, losses, norm, 0, skipped, passes, incomplete, clipped)
+        )
         incomplete = False  # the others are whole
     _numbers[index] = summaries
     return summaries
@@ -185,10 +186,10 @@ def backward_ops(data: TraceData) -> I64:
 
     Where no API calls were recorded they are the ops that make the gradient of the loss, which is 1.
     """
-    starts = _ops_named(data, frozenset({"backward"}), "api")
+    starts = ops_named(data, frozenset({"backward"}), "api")
     if len(starts) or data.info.get("ops") != "aten":
         return starts
-    starts = _ops_named(data, frozenset({"ones_like"}), "aten")
+    starts = ops_named(data, frozenset({"ones_like"}), "aten")
     frames, functions = data.frames, [code.function for code in data.codes]
     # ``torch.autograd.grad`` makes its first gradient in the same function, but is no backward pass.
     chosen = []
@@ -200,7 +201,7 @@ def backward_ops(data: TraceData) -> I64:
 
 
 class _ScalarReader:
-    """The single numbers that the run read from its tensors: losses and gradient norms."""
+    """The single numbers that the run read from its tensors: losses, and whether a gradient is infinite."""
 
     def __init__(self, index: Index) -> None:
         self._index, self._data = index, index.raw
@@ -217,7 +218,7 @@ class _ScalarReader:
                 groups.setdefault(source, []).append((op, value))
         losses, passes = [], []
         for source, roots in groups.items():
-            numbers = [self._number(self._same_number(value)) for _, value in roots]
+            numbers = [self.number(self._same_number(value)) for _, value in roots]
             known = [number for number in numbers if number is not None]
             if known:
                 losses.append(tuple(known))
@@ -300,54 +301,43 @@ class _ScalarReader:
     def _steps_of_optimizers(self) -> list[OptimizerStep]:
         return optimizer_steps(self._data)
 
-    def norm(self, step: StepInfo) -> float | None:
-        """The norm of the gradients, as clipping computed it; else from the statistics of the gradients.
+    # -- gradient scalers --------------------------------------------------------------------------------
 
-        None for several models that are trained in turns: each has a norm of its own.
+    def is_skipped(self, step: StepInfo) -> bool:
+        """Whether a gradient scaler found an infinity after the backward pass, so that no optimizer stepped.
+
+        It hands the number of them to its update. Where that is not known, a step that changed no weight was
+        skipped; the optimizer may be none of torch's, whose steps are not seen.
         """
-        clipped = [each for each in self._clipped if step.first_op <= each[0] < step.end_op]
-        if clipped:
-            alone = len({line for _, _, line in clipped}) == 1
-            return self._number([clipped[-1][1]]) if alone else None
-        if self._several_optimizers:
-            return None
-        own = [each for each in self._gradients if step.first_op <= each[0] < step.end_op]
-        if own:
-            ops, first, end = self._data.ops, step.first_op, step.end_op
-            readers = np.repeat(ops.phase[first:end], np.diff(ops.input_offsets[first : end + 1]))
-            reads = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
-            used = set(reads[readers == _OPTIMIZER].tolist())
-            own.sort(key=lambda each: each[2] in used)  # one that an optimizer read wins over a later one
-        squares = {name: square for _, name, _, square in own}
-        names, has_others = self._held
-        others = {name for name in squares if _UNNAMED.fullmatch(name)}
-        if has_others and not others:  # part of what the optimizer holds was not measured
-            return None
-        if names is not None:
-            squares = {name: square for name, square in squares.items() if name in names or name in others}
-        return math.sqrt(sum(squares.values())) if squares else None
+        first, end = step.first_op, step.end_op
+        updates = self._scaler_updates
+        updates = updates[np.searchsorted(updates, first) : np.searchsorted(updates, end)]
+        phases = self._data.ops.phase[first:end]
+        if not len(updates) or not (phases == _BACKWARD).any() or (phases == _OPTIMIZER).any():
+            return False
+        found = [self.number([self._data.ops.inputs_of(op)[-1]]) for op in updates.tolist()]
+        if None not in found:
+            return any(found)
+        changes = self._changes_of_weights
+        return bool(np.searchsorted(changes, first) == np.searchsorted(changes, end))
 
     @cached_property
-    def _held(self) -> tuple[frozenset[str] | None, bool]:
-        """The names of the gradients that the only optimizer uses, None if unknown, and whether it uses more.
+    def _scaler_updates(self) -> I64:
+        return np.array(scaler_updates(self._data), dtype=np.int64)
 
-        The others are those of parameters that belong to no module.
-        """
-        info = self._data.info.get("training")
-        optimizers = info.get("optimizers") if isinstance(info, dict) else None
-        row = optimizers[0] if isinstance(optimizers, list) and optimizers else None
-        names = row.get("names") if isinstance(row, dict) else None
-        if not isinstance(row, dict) or not isinstance(names, list):
-            return None, False
-        counts = row.get("parameters"), row.get("unknown"), row.get("foreign")
-        if any(type(count) is not int for count in counts):
-            return None, False
-        all_named = len(names) + row["unknown"] == row["parameters"]
-        return frozenset(f"{name}.grad" for name in names) if all_named else None, row["foreign"] > 0
+    @cached_property
+    def _changes_of_weights(self) -> I64:
+        """The ops that change a parameter in place, in order."""
+        values, flags = self._data.values, self._data.ops.flags
+        weights = np.unique(values.storage[values.kind == _PARAMETER])
+        changed = (values.producer >= 0) & (values.storage >= 0) & np.isin(values.storage, weights)
+        makers = np.unique(values.producer[changed])
+        changes: I64 = makers[(flags[makers] & MUTATES) != 0]
+        return changes
 
     # -- numbers -----------------------------------------------------------------------------------------
 
-    def _number(self, values: Sequence[int]) -> float | None:
+    def number(self, values: Sequence[int]) -> float | None:
         """The number that was read from the first of these values that was read; else from its statistics."""
         for value in values:
             if value in self._read:
@@ -420,55 +410,16 @@ class _ScalarReader:
     def _literal_zeros(self) -> set[int]:
         """The results of ``torch.tensor(0.0)``."""
         ops, forms = self._data.ops, self._data.forms
-        creators = _ops_named(self._data, frozenset({"tensor"}), "api")
+        creators = ops_named(self._data, frozenset({"tensor"}), "api")
         creators = creators[np.diff(ops.output_offsets)[creators] == 1]
         zeros = [op for op in creators.tolist() if forms[int(ops.form[op])].args[:1] == (0,)]
         return set(ops.outputs[ops.output_offsets[zeros]].tolist())
 
-    # -- losses and gradients ----------------------------------------------------------------------------
+    # -- losses ----------------------------------------------------------------------------
 
     @cached_property
     def _roots(self) -> list[tuple[int, int, int]]:
         return backward_starts(self._data)
-
-    @property
-    def _several_optimizers(self) -> bool:
-        info = self._data.info.get("training")
-        optimizers = info.get("optimizers") if isinstance(info, dict) else None
-        return isinstance(optimizers, list) and len(optimizers) > 1
-
-    @cached_property
-    def _clipped(self) -> list[tuple[int, int, int]]:
-        """The norms that clipping computed: the op, the value, and the frame that called for it."""
-        data, ops = self._data, self._data.ops
-        clips = [code.function.rpartition(".")[2] in _CLIPPING for code in data.codes]
-        if not any(clips):
-            return []
-        inside = np.append(np.array(clips, dtype=np.bool_)[data.frames.code], False)[ops.frame]
-        norms = _ops_named(self._data, _NORMS)
-        norms = norms[inside[norms] & (np.diff(ops.output_offsets)[norms] == 1)]
-        values = ops.outputs[ops.output_offsets[norms]].tolist()
-        callers = []
-        for frame in ops.frame[norms].tolist():
-            caller = -1
-            while frame >= 0:
-                parent = int(data.frames.parent[frame])
-                caller = parent if clips[int(data.frames.code[frame])] else caller
-                frame = parent
-            callers.append(caller)
-        return list(zip(norms.tolist(), values, callers, strict=True))
-
-    @cached_property
-    def _gradients(self) -> list[tuple[int, str, int, float]]:
-        """The gradients that were measured: the op, the name, the value and its squared norm of each."""
-        values, names, stats = self._data.values, self._data.names, self._data.stats
-        grads = np.array([name.endswith(".grad") for name in names] or [False])
-        chosen = np.flatnonzero(grads[values.name[stats.value]] & (values.name[stats.value] >= 0))
-        ids = stats.value[chosen]
-        with np.errstate(over="ignore"):
-            squares = (stats.l2[chosen] ** 2).tolist()
-        labels = (names[name] for name in values.name[ids].tolist())
-        return list(zip(values.producer[ids].tolist(), labels, ids.tolist(), squares, strict=True))
 
 
 def backward_starts(data: TraceData) -> list[tuple[int, int, int]]:
@@ -477,14 +428,3 @@ def backward_starts(data: TraceData) -> list[tuple[int, int, int]]:
     starts = starts[np.diff(ops.input_offsets)[starts] > 0]
     values, frames = ops.inputs[ops.input_offsets[starts]], ops.frame[starts]
     return list(zip(starts.tolist(), values.tolist(), frames.tolist(), strict=True))
-
-
-def _ops_named(data: TraceData, bare_names: frozenset[str], level: str | None = None) -> I64:
-    """The ops of these names, without namespaces and overloads."""
-    ops = data.ops
-    mask = np.zeros(len(ops), dtype=np.bool_)
-    for number, each in enumerate(LEVELS):
-        if level in (None, each):
-            ids = [id for id, name in enumerate(data.names) if bare_name(name, each) in bare_names]
-            mask |= (ops.level == number) & np.isin(ops.name, ids)
-    return np.flatnonzero(mask)

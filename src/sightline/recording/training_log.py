@@ -116,7 +116,7 @@ class TrainingLog:
         if record is None or record.reference() is not optimizer:
             data: dict[str, Any] = {
                 "type": type(optimizer).__name__, "parameters": -1, "names": [], "unknown": 0, "foreign": 0,
-                "steps": 0, "place": caller_location(frame),
+                "idle": [], "steps": 0, "place": caller_location(frame),
             }  # fmt: skip
             record = OptimizerRecord(ref(optimizer), len(self._in_order), data, [])
             self._optimizers[id(optimizer)] = record
@@ -132,8 +132,12 @@ class TrainingLog:
             known = [name for name in names if name is not None]
             data["names"] = [name for _, name in known[:_MAX_NAMES]]
             data["parameters"], data["unknown"] = count, count - len(known)
-            foreign = (one for one, name in zip(parameters, names, strict=True) if name is None)
-            data["foreign"] = sum(one.grad is not None for one in foreign)
+            foreign = [at for at, name in enumerate(names) if name is None]
+            without = {at for at in foreign if parameters[at].grad is None}
+            data["foreign"] = len(foreign) - len(without)
+            # Those without a gradient in every step so far. A sharded one may be empty in this process.
+            idle = {at for at in without if parameters[at].requires_grad and parameters[at].numel()}
+            data["idle"] = sorted(idle.intersection(data["idle"]) if data["steps"] else idle)
         return record
 
     # -- schedulers --------------------------------------------------------------------------------------

@@ -106,7 +106,9 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
         room = min(room, WIDTH)
         tables = [table(room) for table in (modules, heaviest) if table is not None]
         texts = [span.text for table in tables[:1] for row in table.rows for span in _spans(row)]
-        meanings = key(texts if modules else [])
+        clipped = any(step.clipped and step.norm is not None for step in steps)
+        meanings = ["gradient norm: before clipping"] if stepped is not None and clipped else []
+        meanings += key(texts if modules else [])
         trained = any(name == "backward" for name, _ in whole.host)
         meanings += ["time: with the backward pass"] if modules is not None and trained else []
         meanings += ["share: of the device time" if use else "share: of the host time"] if tables else []

@@ -19,12 +19,13 @@ from sightline.analysis.step_summaries import BackwardPasses, StepSummary
 from sightline.analysis.value_names import root_names
 from sightline.data.index import Index
 from sightline.data.optimizer_steps import optimizer_steps
-from sightline.data.trace_data import NO_GRAD, PHASES
+from sightline.data.trace_data import FLAVOURS, NO_GRAD, PHASES
 from sightline.data.training_steps import dropped_steps
 from sightline.hints import Hint
 from sightline.notation import bytes_text, number_text, time_text
 from sightline.views.rendering import WIDTH, Cell, Column, Grid, Line, Span, grid, line, width
 
+_OPAQUE, _BACKWARD = FLAVOURS.index("opaque"), PHASES.index("backward")
 LOSS: Final = "loss"  #: the title of the line, and of the column, about losses
 _CLOCK: Final = "recording included"  #: in times of steps, but not in those of ops and calls
 _MAX_ROWS: Final = 6  #: of the table, where all steps are alike
@@ -56,7 +57,8 @@ def step_lines(index: Index, steps: Sequence[StepSummary]) -> list[Line]:
         texts = [("step", f"{_step_name(steps[0])}, {one}")]
     contents = step_contents(index, whole)
     texts += zip(["one step", *[""] * len(contents)], contents, strict=False)
-    texts += [(LOSS, _losses_note(index, steps)), ("outside", _outside_steps(index, steps))]
+    texts += [(LOSS, _losses_note(index, steps)), ("norm", _norm_note(index, steps))]
+    texts += [("outside", _outside_steps(index, steps))]
     return [line((f"{title:<{_MARGIN}}", "dim"), text, hang=_MARGIN) for title, text in texts if text]
 
 
@@ -124,6 +126,15 @@ def _losses_note(index: Index, steps: Sequence[StepSummary]) -> str:
             summed = all_known and all(passes.adds_up for passes in several)
             parts += [f"and their sum{' after that' * (after != 1)}"] if summed else []
     return ", ".join(parts)
+
+
+def _norm_note(index: Index, steps: Sequence[StepSummary]) -> str:
+    """Why the table has no norm of the gradients though statistics were taken; empty where it has one."""
+    ops = index.raw.ops
+    compiled = (ops.flavour == _OPAQUE) & (ops.phase == _BACKWARD)
+    if not len(index.raw.stats) or not compiled.any() or any(step.norm is not None for step in steps):
+        return ""
+    return "of the gradients: not known, those of compiled code are not measured"
 
 
 def _places(index: Index, frames: Sequence[int]) -> dict[int, str]:

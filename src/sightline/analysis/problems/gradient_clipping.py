@@ -14,7 +14,7 @@ from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.analysis.step_summaries import step_numbers
 from sightline.data.nonfinite_rule import INF, argument_states
-from sightline.data.trace_data import KINDS, MUTATES, PHASES
+from sightline.data.trace_data import PHASES
 from sightline.data.training_steps import scaler_updates
 
 _UNSCALES: Final = frozenset({"_amp_foreach_non_finite_check_and_unscale_"})
@@ -24,7 +24,6 @@ _CLIPPING_FUNCTIONS: Final = (
 )  # fmt: skip
 _OPTIMIZER: Final = PHASES.index("optimizer")
 _MAX_OPS: Final = 64  #: between the scale and the number it began with
-_PARAMETER: Final = KINDS.index("parameter")
 _MANY: Final = 6  #: a scaler skips some steps in a row until its scale is low enough
 _SHARE: Final = 10  #: one step in so many may be taken
 
@@ -41,17 +40,8 @@ def steps_all_skipped(context: ProblemContext) -> Iterator[Finding]:
     skipped = [step for step in steps if step.skipped]
     if len(skipped) < _MANY or (len(steps) - len(skipped)) * _SHARE > len(steps):
         return
-    first, last = skipped[0].info.first_op, skipped[-1].info.end_op
-    taken = [step.info for step in steps if not step.skipped]
-    values, flags = context.data.values, context.data.ops.flags
-    weights = np.unique(values.storage[values.kind == _PARAMETER])
-    changed = (values.producer >= first) & (values.producer < last) & (values.storage >= 0)
-    makers = values.producer[changed & np.isin(values.storage, weights)]
-    makers = makers[(flags[makers] & MUTATES) != 0].tolist()
-    if any(not any(one.first_op <= op < one.end_op for one in taken) for op in makers):
-        return  # an optimizer that is none of torch's has taken them
-    count = f"all of {len(steps):,}" if not taken else f"{len(skipped):,} of {len(steps):,}"
-    update = max(op for op in scaler_updates(context.data) if op < last)
+    count = f"all of {len(steps):,}" if len(skipped) == len(steps) else f"{len(skipped):,} of {len(steps):,}"
+    update = max(op for op in scaler_updates(context.data) if op < skipped[-1].info.end_op)
     yield context.finding(f"the gradient scaler skipped {count} steps", update)
 
 

@@ -81,6 +81,25 @@ def no_gradient(context: ProblemContext) -> Iterator[Finding]:
         yield replace(finding, why=f"{stays} initialised. {repair}")
 
 
+@check(
+    "no-gradient",
+    Severity.WARNING,
+    "The optimizer does not change them. Use them in the loss, or leave them out of the optimizer.",
+)
+def optimizer_without_gradients(context: ProblemContext) -> Iterator[Finding]:
+    """Trainable parameters of an optimizer that never get a gradient and belong to no module that ran."""
+    record = context.derived(LoopRecord)
+    for number, optimizer in enumerate(record.optimizers):
+        steps, idle = record.steps_of(number), optimizer.idle
+        if not idle or not any(step.graded > 0 for step in steps):
+            continue  # one that never finds a gradient is another problem
+        never = f"in any of its {optimizer.count:,} steps" if optimizer.count > 1 else "in its step"
+        which = f"{idle:,} of the {optimizer.parameters:,} parameters of {optimizer.type}"
+        whose = f"{'it belongs' if idle == 1 else 'they belong'} to no module that was recorded"
+        title = f"{which} got no gradient {never}: {whose}"
+        yield Finding(title, place=optimizer.place, called=optimizer.called)
+
+
 def _repair(context: ProblemContext, op: int) -> str:
     """How a branch that ends at an op without a gradient gets one."""
     name = context.name(op)

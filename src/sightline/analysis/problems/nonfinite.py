@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sightline.analysis.nonfinite import (
@@ -32,6 +32,7 @@ _STEEP: Final = frozenset("sqrt norm linalg_vector_norm pow std var _euclidean_d
 #: Ops, apart from multiplications of matrices, whose result overflows where their inputs are too large.
 _GROWING: Final = frozenset("mul pow sum square mse_loss".split())
 _EPSILON: Final = "1e-6"
+_SCALER_FILE: Final = "amp/grad_scaler.py"
 _HUGE: Final = 1e18  #: the product of two such numbers overflows float32
 
 
@@ -127,12 +128,30 @@ def cause(context: ProblemContext, op: int) -> tuple[str, str]:
         limit = f"{name} of more than 88 is no float32"
         repair = f"{limit}. Subtract the maximum first, as softmax and logsumexp do, or .clamp(max=…) it."
         return f"numbers up to {number_text(high)} come {_origin(context, inputs[0])}", repair
+    if name == "mul" and _is_of_scaler(context, op):
+        return _scaled_loss(context, inputs)
     if name in MATMULS | _GROWING and max(_range(context, each)[1] for each in inputs) > _HUGE:
         return (
             "",
             "The numbers grew too large: lower the learning rate, clip the gradients or add a norm.",
         )
     return "", ""
+
+
+def _is_of_scaler(context: ProblemContext, op: int) -> bool:
+    """Whether a gradient scaler ran an op, to multiply a loss by its scale."""
+    frame, frames = int(context.data.ops.frame[op]), context.data.frames
+    file = context.data.codes[int(frames.code[frame])].file if frame >= 0 else ""
+    return file.replace("\\", "/").endswith(_SCALER_FILE)
+
+
+def _scaled_loss(context: ProblemContext, inputs: Sequence[int]) -> tuple[str, str]:
+    """A loss and a scale whose product is infinite: the larger one is to blame."""
+    loss, scale = (_range(context, value)[1] for value in (inputs[0], inputs[-1]))
+    given = "the loss times the scale of the gradient scaler overflows"
+    if loss < scale:
+        return given, "The scale did it: give GradScaler a lower init_scale. Its default is 65,536."
+    return given, "The loss grew too large: lower the learning rate, clip the gradients or add a norm."
 
 
 def _zero(context: ProblemContext, value: int, repair: str) -> tuple[str, str]:

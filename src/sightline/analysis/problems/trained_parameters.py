@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import BACKWARD, FORWARD, Mask, ProblemContext
-from sightline.analysis.problems.training_loop_events import parameter_aliases
+from sightline.analysis.problems.training_loop_events import LoopRecord, parameter_aliases
 from sightline.data.trace_data import KINDS, MUTATES, REQUIRES_GRAD
 
 _WEIGHTS: Final = (KINDS.index("parameter"), KINDS.index("buffer"))
@@ -60,15 +60,22 @@ class Training:
             trainable = {
                 info.key: (id, info) for id, info in reversed(infos) if info.trainable and not info.buffer
             }
-            missing = [owner for key, owner in trainable.items() if not self._has_gradient(key)]
+            missing = [(key, *owner) for key, owner in trainable.items() if not self._has_gradient(key)]
             if len(missing) == len(trainable):  # of two models trained in turns, only one is trained here
-                continue
-            for id, info in reversed(missing):
+                missing = [each for each in missing if not self._updated.isdisjoint(self._paths[each[0]])]
+            for _, id, info in reversed(missing):
                 values = self._values_of(info.key)
                 if all(self._context.meta(value).type == "Tensor" for value in values):
                     used = bool(self._reads(values))
                     by_path[info.path] = IdleParameter(info.name, info.path, id, values, used)
         return tuple(by_path.values())
+
+    @cached_property
+    def _updated(self) -> frozenset[str]:
+        """The parameters of optimizers that stepped and found gradients, though maybe not in these."""
+        record = self._context.derived(LoopRecord)
+        numbers = {step.optimizer for step in record.steps if step.graded}
+        return frozenset().union(*(record.optimizers[number].names for number in numbers))
 
     # -- parameters as values --------------------------------------------------------------------------
 

@@ -283,16 +283,24 @@ def norm_grows(context: ProblemContext) -> Iterator[Finding]:
     Severity.ERROR,
     "A step with it destroys the weights or goes uphill. Look at the scheduler, or at the code that sets it.",
 )
-def learning_rate_impossible(context: ProblemContext) -> Iterator[Finding]:
-    """A rate that is no number, infinite or below zero."""
+def learning_rate_wrong(context: ProblemContext) -> Iterator[Finding]:
+    """A rate that is no number, infinite or below zero, or zero in every step."""
     record = context.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
         steps = record.steps_of(number)
-        bad = [rate for step in steps for rate in (step.lowest, step.highest)
-               if rate is not None and not 0 <= rate < math.inf]  # fmt: skip
+        noted = [rate for step in steps for rate in (step.lowest, step.highest) if rate is not None]
+        bad = [rate for rate in noted if not 0 <= rate < math.inf]
+        every = [*noted, *(point for curve in record.rates_of(number) for point in curve.points)]
+        title, why = f"the learning rate of {optimizer.type} is", ""
         if bad:
-            title = f"the learning rate of {optimizer.type} is {number_text(bad[0])}"
-            yield Finding(title, place=optimizer.place, called=optimizer.called)
+            title = f"{title} {number_text(bad[0])}"
+        elif len(steps) > 1 and noted and not any(every):
+            count = optimizer.count if optimizer.rates else len(steps)  # of a long run some are noted
+            title = f"{title} 0 in all of {count:,} steps"
+            why = "These steps change nothing: look at how the rate is computed, and at its scheduler."
+        else:
+            continue
+        yield Finding(title, place=optimizer.place, called=optimizer.called, why=why)
 
 
 @check(
@@ -306,11 +314,14 @@ def learning_rate_vanishes(context: ProblemContext) -> Iterator[Finding]:
     record = context.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
         rates = [step.highest for step in record.steps_of(number) if step.highest is not None]
-        if not all(0 <= rate < math.inf for rate in rates):
+        if not rates or not all(0 <= rate < math.inf for rate in rates):
             continue
-        known = [max(curve.points) for curve in record.rates_of(number)]
-        peak = max([*rates, *known], default=0.0)
-        low = 0
+        curves = record.rates_of(number)
+        peak = max(*rates, *(max(curve.points) for curve in curves), 0.0)
+        low, longer = 0, optimizer.count > len(rates)
+        rises = peak > max(rates) or any(curve.points[-1] > rates[-1] for curve in curves)
+        if longer and rises:  # after the steps whose rates were noted one by one
+            continue
         while low < len(rates) and rates[-1 - low] <= max(peak * _VANISHED, _NOTHING):
             low += 1
         if not peak or low < max(2, -(-len(rates) // _SHARE)):
@@ -320,6 +331,7 @@ def learning_rate_vanishes(context: ProblemContext) -> Iterator[Finding]:
             title = f"{most}: no step moves anything"
             yield Finding(title, place=optimizer.place, called=optimizer.called)
             continue
-        last = f"falls from {number_text(peak)} to {number_text(rates[-1])}"
-        title = f"the learning rate of {optimizer.type} {last}: {low:,} of {len(rates):,} steps hardly move"
+        fall = f"falls from {number_text(peak)} to {number_text(rates[-1])}"
+        steps = f"{low:,} of {'the first ' * longer}{len(rates):,} steps hardly move"
+        title = f"the learning rate of {optimizer.type} {fall}: {steps}"
         yield Finding(title, place=optimizer.place, called=optimizer.called)

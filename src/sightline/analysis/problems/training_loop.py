@@ -214,22 +214,6 @@ def _created_here(context: ProblemContext, root: int, names: list[str]) -> bool:
 
 
 @check(
-    "learning-rate",
-    Severity.ERROR,
-    "These steps change nothing: look at how the rate is computed, and at what a scheduler makes of it.",
-)
-def learning_rate_of_zero(context: ProblemContext) -> Iterator[Finding]:
-    """An optimizer whose learning rate is zero in every step."""
-    record = context.derived(LoopRecord)
-    for number, optimizer in enumerate(record.optimizers):
-        steps = record.steps_of(number)
-        if len(steps) > 1 and all(step.highest == 0 for step in steps):
-            yield _optimizer_finding(
-                optimizer, f"the learning rate of {optimizer.type} is 0 in all of {len(steps)} steps"
-            )
-
-
-@check(
     "scheduler",
     Severity.WARNING,
     "The learning rate is not what it is meant to be: call scheduler.step() after optimizer.step(), on the "

@@ -25,6 +25,7 @@ class OptimizerRecord:
     parameters: int
     names: frozenset[str]  #: of the parameters it holds, as far as they belong to a recorded module
     foreign: int  #: how many parameters with a gradient belong to none
+    idle: int  #: how many belong to none, require a gradient, and had none in any step
     count: int  #: how often it stepped
     place: str
     called: str
@@ -92,7 +93,7 @@ class LoopRecord:
         records = []
         for row in self._rows("optimizers", dict):
             names, rates, curves = row.get("names"), row.get("rates"), []
-            later = row.get("later_groups")
+            later, idle = row.get("later_groups"), row.get("idle")
             joined = {
                 each[0]: each[1] for each in (later if isinstance(later, list) else ())
                 if isinstance(each, list) and len(each) == 2 and all(type(number) is int for number in each)
@@ -108,7 +109,7 @@ class LoopRecord:
                 OptimizerRecord(
                     str(row.get("type")), _int(row.get("parameters")),
                     frozenset(map(str, names if isinstance(names, list) else ())),
-                    _int(row.get("foreign", 0)),
+                    _int(row.get("foreign", 0)), len(idle) if isinstance(idle, list) else 0,
                     _int(row.get("steps")), *source_lines(row.get("place")), tuple(curves),
                 )
             )  # fmt: skip
