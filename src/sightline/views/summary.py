@@ -206,10 +206,12 @@ class _Table:
         return [tuple(part - scopes[0] + scope for scope in scopes for part in group) for group in distinct]
 
     def _alike(self, one: int, other: int) -> bool:
-        """Whether two scopes differ only in their position in a list."""
-        names = [self._data.modules[self._scopes.rows[scope].module].path for scope in (one, other)]
-        numbered = all(name.rpartition(".")[2].isdigit() for name in names)
-        return bool(self._equal) and numbered and self._equal[one] == self._equal[other]
+        """Whether two scopes differ only in their position in a list, where they are neighbours."""
+        if not self._equal or self._equal[one] != self._equal[other]:
+            return False
+        paths = [self._data.modules[self._scopes.rows[scope].module].path for scope in (one, other)]
+        mine, yours = (path.rpartition(".")[2] for path in paths)
+        return mine.isdecimal() and yours.isdecimal() and abs(int(mine) - int(yours)) == 1
 
     def _parts(self, scope: int) -> list[int]:
         """The parts of a scope, in order: its submodules, and itself for its own ops."""
