@@ -75,9 +75,7 @@ _SEVERE: Final = {Severity.ERROR: "error", Severity.WARNING: "warn"}
 _MARGIN: Final = 10  #: columns for the titles of facts
 _MANY_OPS: Final = 100_000  #: in a longer run, checking for problems takes too long for a first screen
 _NOT_CALLED: Final = "none was called, as module(…), on the thread that started the recording"
-_OPAQUE: Final = 'its ops are not seen; compiled="eager" shows them'
-_OPAQUE_FORWARD: Final = f"in its forward {_OPAQUE}"
-_COMPILED: Final = 'compiled code runs without calling any; compiled="eager" shows them'
+_EAGER: Final = Hint.recording("compiled", "eager")
 _VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.memory()  t.source()  t.problems()"
 
 
@@ -169,7 +167,8 @@ def _counts(data: TraceData) -> Iterator[Line]:
         "modules", f"{called:,} called{calls}", f" · {outside} to none of them" if called and outside else ""
     )
     unseen = {data.names[name] for name in ops.name[is_opaque(data)].tolist()}
-    opaque = _OPAQUE if unseen - opaque_in_forward(data) else _OPAQUE_FORWARD
+    part = "" if unseen - opaque_in_forward(data) else "in its forward "
+    opaque = f"{part}its ops are not seen; {_EAGER} shows them"
     texts = [compiled_text(data), opaque if called and unseen else ""]
     if any(texts):
         yield _fact("compiled", "; ".join(filter(None, texts)))
@@ -196,7 +195,8 @@ def _calls(index: Index) -> list[Line]:
 
 def _why_none(data: TraceData) -> str:
     """Why no module call was recorded."""
-    return _COMPILED if is_opaque(data).any() else _NOT_CALLED
+    compiled = f"compiled code runs without calling any; {_EAGER} shows them"
+    return compiled if is_opaque(data).any() else _NOT_CALLED
 
 
 def _fact(title: str, text: str, warning: str = "") -> Line:
