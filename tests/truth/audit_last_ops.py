@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sightline.analysis.step_summaries import step_numbers
 from sightline.data.optimizer_steps import optimizer_steps
+from tests.truth.audit_diff import check_diff
 from tests.truth.audit_overview import OverviewAuditor
 from tests.truth.audit_steps import StepTruth
 from tests.truth.findings import Auditor
@@ -36,6 +37,9 @@ def audit_last_ops(run: Run) -> Auditor:
     for count in {ops // 3, ops - first_of_last, ops * 5 // 6}:
         trace, _, _ = recorded(run.path, run.program.options | {"last": count})
         audit_steps(auditor, replace(run, trace=trace), whole=run)
+    if not facts.parallel:
+        again, _, _ = recorded(run.path, run.program.options | {"last": count})
+        check_diff(auditor, trace, again)
     return auditor
 
 
