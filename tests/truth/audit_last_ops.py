@@ -34,12 +34,13 @@ def audit_last_ops(run: Run) -> Auditor:
         return auditor
     # A third of the run, and exactly its last step with all that comes after it.
     first_of_last = run.trace.index.step_infos[-1].first_op
+    traces = {}
     for count in {ops // 3, ops - first_of_last, ops * 5 // 6}:
-        trace, _, _ = recorded(run.path, run.program.options | {"last": count})
-        audit_steps(auditor, replace(run, trace=trace), whole=run)
+        traces[count], _, _ = recorded(run.path, run.program.options | {"last": count})
+        audit_steps(auditor, replace(run, trace=traces[count]), whole=run)
     if not facts.parallel:
-        again, _, _ = recorded(run.path, run.program.options | {"last": count})
-        check_diff(auditor, trace, again)
+        again, _, _ = recorded(run.path, run.program.options | {"last": ops // 3})
+        check_diff(auditor, traces[ops // 3], again)
     return auditor
 
 
