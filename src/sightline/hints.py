@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from sightline.argument_checks import argument_text
 
-_ON_COMMAND_LINE: Final[ContextVar[bool]] = ContextVar("_ON_COMMAND_LINE", default=False)
+#: On the command line the command that shows a view, if that is another than the one at hand; else None.
+_COMMAND: Final[ContextVar[str | None]] = ContextVar("_COMMAND", default=None)
 
 #: Views whose name on the command line is not that of the method.
 _VIEW_NAMES: Final = {"call_order": "order", "rank_times": "ranks"}
@@ -32,25 +33,29 @@ class Hint:
 
     python: str
     command: str
+    of_view: bool = False  #: an option of ``sightline show``
 
     def __str__(self) -> str:
-        return self.command if _ON_COMMAND_LINE.get() else self.python
+        command = _COMMAND.get()
+        if command is None:
+            return self.python
+        return f"{command} {self.command}" if command and self.of_view else self.command
 
     @classmethod
     def option(cls, name: str, value: Any = True) -> Hint:
         """An option of the view at hand.
 
         >>> Hint.option("module", "blocks.9")
-        Hint(python="module='blocks.9'", command="--module 'blocks.9'")
+        Hint(python="module='blocks.9'", command="--module 'blocks.9'", of_view=True)
         """
-        return cls(f"{name}={_text(value)}", _flag(name, value))
+        return cls(f"{name}={_text(value)}", _flag(name, value), of_view=True)
 
     @classmethod
     def recording(cls, name: str, value: Any = True) -> Hint:
         """An option of `sightline.trace`, and of ``sightline run``.
 
         >>> Hint.recording("ops", "both")
-        Hint(python='ops="both"', command='sightline run --ops both')
+        Hint(python='ops="both"', command='sightline run --ops both', of_view=False)
         """
         written = f'"{value}"' if isinstance(value, str) else argument_text(value)
         flag = f"--{name}" if value is True else f"--{name} {value}"
@@ -61,9 +66,9 @@ class Hint:
         """A view of the recording at hand.
 
         >>> Hint.view("call_order")
-        Hint(python='t.call_order()', command='--view order')
+        Hint(python='t.call_order()', command='--view order', of_view=True)
         """
-        return cls(f"t.{name}()", f"--view {_VIEW_NAMES.get(name, name)}")
+        return cls(f"t.{name}()", f"--view {_VIEW_NAMES.get(name, name)}", of_view=True)
 
 
 def _text(value: Any) -> str:
@@ -78,10 +83,13 @@ def _flag(name: str, value: Any) -> str:
 
 
 @contextmanager
-def for_command_line() -> Iterator[None]:
-    """A block in which texts spell options as the command line does."""
-    token = _ON_COMMAND_LINE.set(True)
+def for_command_line(show: str = "") -> Iterator[None]:
+    """A block in which texts spell options as the command line does.
+
+    ``show`` is the command that takes the options of views, where the command at hand does not.
+    """
+    token = _COMMAND.set(show)
     try:
         yield
     finally:
-        _ON_COMMAND_LINE.reset(token)
+        _COMMAND.reset(token)

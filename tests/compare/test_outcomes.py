@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import sightline as sl
 from sightline.cli import main
 from tests.compare.models import inputs, net, recorded
+from tests.growth import assert_grows_in_line
 
 Code = Callable[[Tensor], Any]
 
@@ -230,3 +231,21 @@ def test_training_is_compared_in_full_at_every_level(options: dict[str, Any]) ->
     assert {"the output of Net", "the loss"} <= names
     if options.get("ops") != "api":
         assert {"the gradient of head.bias", "head.bias after its update"} <= names
+
+
+@pytest.mark.parametrize("stats", [True, False])
+def test_values_that_were_not_measured_are_looked_behind_once(stats: bool) -> None:
+    """Integers, and all values without statistics, which each op here reads twice."""
+
+    def make(size: int) -> Callable[[], object]:
+        def code(out: Tensor) -> Tensor:
+            total = out.argmax(-1) if stats else out
+            for _ in range(size):
+                total = total + total
+            return total
+
+        sides = [_ran(code, stats=stats or None) for _ in range(2)]
+        return lambda: str(sl.diff(*sides))
+
+    assert_grows_in_line(make, 6, times=3)
+    assert ("the same" in str(make(3)())) is stats

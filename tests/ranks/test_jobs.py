@@ -164,7 +164,7 @@ def test_buffers_of_replicas_are_compared_as_calls_are_given_them(tmp_path: Path
 def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -> None:
     done = start(tmp_path, count, str(HERE / "desync_job.py"))
     lines = (HERE / "desync_job.py").read_text().splitlines()
-    others, run, wait = ("Rank 0", "runs", "waits") if count == 2 else ("Ranks 0, 2 and 3", "run", "wait")
+    others, run = ("Rank 0", "runs") if count == 2 else ("Ranks 0, 2 and 3", "run")
 
     def line(text: str, number: int = 0) -> str:
         """The position of a line of the job's, as it is shown."""
@@ -188,14 +188,14 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -
     problem, text = one("missing")
     assert problem.kind == "hang"
     assert (
-        problem.title == f"Rank 1 never came to all_reduce #2 of 4 float32, in which {others.lower()} {wait}"
+        problem.title == f"Rank 1 never came to all_reduce #2 of 4 float32, in which {others.lower()} waited"
     )
     assert "they part after collective #0:\n  rank 0 runs all_reduce" in text
     assert line("dist.all_reduce(y") in text
     assert line("y = x * step") in text
 
     problem, text = one("failing")
-    assert problem.title == f"Rank 1 died before all_reduce #1 of 4 float32, in which {others.lower()} {wait}"
+    assert problem.title == f"Rank 1 died before all_reduce #1 of 4 float32, in which {others.lower()} waited"
     assert "rank 1: raised RuntimeError: shape '[3]' is invalid for input of size 4" in text
     assert line("x.reshape(3)") in text or line("dist.all_reduce(x, group=group)", 2) in text
 
@@ -224,7 +224,7 @@ def test_a_killed_rank_leaves_all_readable(tmp_path: Path, last: int) -> None:
     assert len(t.collectives) == (10 if last else 21)
     (problem,) = problems_of(tmp_path / "run.sight")
     assert problem.kind == "hang"
-    assert problem.title == "Rank 3 never came to all_reduce #20 of 4 float32, in which ranks 0–2 wait"
+    assert problem.title == "Rank 3 never came to all_reduce #20 of 4 float32, in which ranks 0–2 waited"
     assert problem.place.endswith(" in stuck")
     assert "rank 3: was cut short in or after all_reduce at " in problem.detail
     assert "they part after collective #19:\n  rank 0 runs exp at " in problem.detail

@@ -149,7 +149,8 @@ def test_a_leaf_view_names_the_line() -> None:
 
 
 def test_the_api_level_says_what_would_help() -> None:
-    assert 'record with ops="both" to see which op saved the tensor' in note_of(relu_after_sigmoid, ops="api")
+    advice = 'record with ops="both" (--ops both) to see which op saved the tensor'
+    assert advice in note_of(relu_after_sigmoid, ops="api")
 
 
 class RetainedGraph(nn.Module):

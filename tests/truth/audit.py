@@ -8,6 +8,7 @@ from pathlib import Path
 
 import sightline as sl
 from tests.truth.audit_call_order import audit_call_order
+from tests.truth.audit_diff import audit_diff
 from tests.truth.audit_last_ops import audit_last_ops
 from tests.truth.audit_memory import audit_memory
 from tests.truth.audit_one_step import audit_one_step
@@ -41,11 +42,12 @@ AUDITS = {
     "SQL": audit_sql,
     "page": audit_page,
     "last=": audit_last_ops,
+    "diff": audit_diff,
     "saved": audit_saved,
 }
 
-#: Views of a run in which modules run inside compiled code: what they call there is not observed.
-_COMPILED = ("overview", "memory", "saved")
+#: Views that say more about the calls of modules than is known of those inside compiled code.
+_OF_CALLS = ("step=N", "summary", "call order")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def audit(run: Run) -> Result:
     exam.expect(
         run.same, "bits", "the recorded run", "ended with other weights than the one that nothing recorded"
     )
-    audits = {view: AUDITS[view] for view in _COMPILED} if run.program.facts.compiled else dict(AUDITS)
+    left_out = _OF_CALLS if run.program.facts.compiled else ()
+    audits = {view: read for view, read in AUDITS.items() if view not in left_out}
     if run.program.facts.distributed:  # it is saved as one of the job's
         del audits["saved"]
     for view, read in [("run", lambda _: exam), *audits.items()]:

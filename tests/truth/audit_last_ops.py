@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sightline.analysis.step_summaries import step_numbers
 from sightline.data.optimizer_steps import optimizer_steps
+from tests.truth.audit_diff import check_diff
 from tests.truth.audit_overview import OverviewAuditor
 from tests.truth.audit_steps import StepTruth
 from tests.truth.findings import Auditor
@@ -33,9 +34,13 @@ def audit_last_ops(run: Run) -> Auditor:
         return auditor
     # A third of the run, and exactly its last step with all that comes after it.
     first_of_last = run.trace.index.step_infos[-1].first_op
+    traces = {}
     for count in {ops // 3, ops - first_of_last, ops * 5 // 6}:
-        trace, _, _ = recorded(run.path, run.program.options | {"last": count})
-        audit_steps(auditor, replace(run, trace=trace), whole=run)
+        traces[count], _, _ = recorded(run.path, run.program.options | {"last": count})
+        audit_steps(auditor, replace(run, trace=traces[count]), whole=run)
+    if not facts.parallel:
+        again, _, _ = recorded(run.path, run.program.options | {"last": ops // 3})
+        check_diff(auditor, traces[ops // 3], again)
     return auditor
 
 

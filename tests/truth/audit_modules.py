@@ -16,7 +16,8 @@ from tests.truth.shapes import check_shapes
 
 _MADE_ANEW = re.compile(r"(?P<type>\w+) ×(?P<count>\d+)")
 _NAME = re.compile(
-    r"(?P<name>[^\s(]+)(?: … (?P<last>[^\s(]+))?(?: \((?P<type>[^\s)…]+)(?P<cut>…)?(?: ×(?P<count>\d+))?\)?)?"
+    r"(?P<name>[^\s(,]+)(?: … (?P<last>[^\s(]+)|(?P<others>(?:, [^\s(,]+)+))?"
+    r"(?: \((?P<type>[^\s)…]+)(?P<cut>…)?(?: ×(?P<count>\d+))?\)?)?"
 )
 
 
@@ -76,7 +77,9 @@ class ModuleTruth:
             (row.modules[0] for row in reversed(above) if id(row.modules[0]) in self.calls_of), None
         )
         if not above:
-            found = self._roots(match["type"] or match["name"])
+            found = self._roots(match["type"] or match["name"], int(match["count"] or 1))
+        elif match["others"]:
+            found = self._listed(above[-1].modules[0], match["name"] + match["others"], int(match["count"]))
         else:
             found = self._inside(above[-1].modules[0], match["name"], match["last"])
         if not auditor.expect(bool(found), "module name", text, "there is no such module"):
@@ -87,13 +90,25 @@ class ModuleTruth:
         auditor.expect(is_kind or stated.endswith("…"), "class of a module", text, kinds)
         if match["count"]:
             auditor.equal(int(match["count"]), len(found), "number of modules", text)
+        sizes = {tuple(each.shape for each in module.parameters()) for module in found}
+        auditor.equal(len(sizes), 1, "sizes of the weights of the modules in one row", text)
         return Row(len(above), tuple(found), caller)
 
-    def _roots(self, kind: str) -> list[nn.Module]:
-        """The root of a row: of several of one class they stand in the order of their first calls."""
+    def _roots(self, kind: str, count: int) -> list[nn.Module]:
+        """The roots of a row: of several of one class they stand in the order of their first calls."""
         roots = [root for root in self.truth.roots if type(root).__name__.startswith(kind.rstrip("…"))]
-        self._shown[kind] += 1
-        return roots[self._shown[kind] - 1 : self._shown[kind]]
+        self._shown[kind] += count
+        return roots[self._shown[kind] - count : self._shown[kind]]
+
+    def _listed(self, parent: nn.Module, names: str, count: int) -> list[nn.Module]:
+        """The children of a module in a list of names: `q, k, v`, or `query, +2` for those that follow it."""
+        children = dict(parent.named_children())
+        listed = [name for name in names.split(", ") if not name.startswith("+")]
+        order = [name for name in children if name == listed[0] or name.startswith(listed[0].rstrip("…"))]
+        if len(listed) < count and order:
+            at = list(children).index(order[0])
+            return list(children.values())[at : at + count]
+        return [children[name] for name in listed if name in children]
 
     def _inside(self, parent: nn.Module, first: str, last: str | None) -> list[nn.Module]:
         """The modules from one to another inside a module, whether they are its children or deeper."""

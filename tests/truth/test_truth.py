@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.truth.audit import audit
+from tests.truth.audit_diff import check_diff
 from tests.truth.audit_overview import OverviewAuditor
 from tests.truth.audit_summary import audit_summary
 from tests.truth.audit_tables import audit_tables
 from tests.truth.distributed import job
+from tests.truth.findings import Auditor
 from tests.truth.loops import LOOPS
 from tests.truth.program import Program, generate
-from tests.truth.running import Run, run
+from tests.truth.running import Run, recorded, run
 
 _SEEDS = range(500, 540)
 
@@ -118,3 +120,30 @@ def test_the_auditor_finds_other_truths(honest: Run) -> None:
     other = dataclasses.replace(honest, truth=changed)
     assert audit_tables(other).findings
     assert audit_summary(other).findings
+
+
+def test_programs_with_compiled_parts_are_looked_at_in_most_views(tmp_path: Path) -> None:
+    """With one step too many in the truth, each view that counts steps or calls says something else."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = run(generate(0, "compiled"), tmp_path)
+        assert "last" in made.program.options
+        assert audit(made).findings == []
+        facts = dataclasses.replace(made.program.facts, steps=made.program.facts.steps + 1)
+        lied = dataclasses.replace(made, program=dataclasses.replace(made.program, facts=facts))
+        views = {finding.kind.partition(":")[0] for finding in audit(lied).findings}
+    assert {"overview", "tables", "SQL", "page", "last="} <= views
+
+
+def test_a_diff_of_other_numbers_is_found_out(honest: Run, tmp_path: Path) -> None:
+    path = tmp_path / honest.path.name
+    source = honest.program.source
+    assert source.count("torch.manual_seed(5)") == 1
+    path.write_text(source.replace("torch.manual_seed(5)", "torch.manual_seed(6)"), "utf-8")
+    traces = [recorded(each, {"stats": True})[0] for each in (honest.path, honest.path, path)]
+    auditor = Auditor("diff")
+    check_diff(auditor, *traces[:2])
+    assert not auditor.findings
+    check_diff(auditor, *traces[1:])
+    kinds = {finding.kind for finding in auditor.findings}
+    assert {"diff: verdict", "diff: a divergence of equal runs", "diff: where equal runs part"} <= kinds

@@ -58,6 +58,87 @@ def test_repeated_blocks_are_one_row() -> None:
     assert "0 … 47 (Block ×48)" in str(overview(make_trace(48)))
 
 
+class Parts(nn.Module):
+    """A model whose forward calls its parts in turn, each with the result of the one before."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.children():
+            x = part(x)
+        return x
+
+
+def rows_of_modules(trace: sl.Trace) -> list[str]:
+    """The rows of the table of modules, without times: ``fc (Linear)  f32[2, 4] → f32[2, 8]``."""
+    lines = str(trace).split("\nmodule ")[1].split("\n\n")[0].splitlines()[2:]
+    return [re.sub(r"  +", "  ", re.split(r" +[\d.]+ [mµn]?s ", line)[0].strip()) for line in lines]
+
+
+def test_layers_of_different_sizes_have_rows_of_their_own() -> None:
+    model = Parts(e=nn.Linear(6, 16), m=nn.Linear(16, 16), v=nn.Linear(16, 1))
+    with sl.trace(model) as t:
+        model(torch.ones(8, 6))
+    assert rows_of_modules(t)[1:] == [
+        "e (Linear)  f32[8, 6] → f32[8, 16]",
+        "m (Linear)  f32[8, 16] → f32[8, 16]",
+        "v (Linear)  f32[8, 16] → f32[8, 1]",
+    ]
+    pools = nn.Sequential(*(nn.MaxPool1d(2) for _ in range(3)))  # no weights: the tensors tell them apart
+    tables = nn.Sequential(*(nn.Embedding(size, 4) for size in (9, 5, 2)))  # the same tensors, other weights
+    with sl.trace(tables) as t, torch.no_grad():
+        [each(torch.zeros(3, dtype=torch.int64)) for each in tables]
+        pools(torch.ones(1, 1, 16))
+    assert not re.search(r" ×3\)", "\n".join(rows_of_modules(t)))
+
+
+def test_outermost_modules_of_different_sizes_have_rows_of_their_own() -> None:
+    trunk, a, b = nn.Linear(6, 16), nn.Linear(16, 1), nn.Linear(16, 4)
+    with sl.trace() as t:
+        h = trunk(torch.ones(8, 6))
+        a(h)
+        b(h)
+    assert [row.split()[0] for row in rows_of_modules(t)] == ["trunk", "a", "b"]
+
+
+def test_a_row_of_several_modules_lists_names_that_are_no_range() -> None:
+    model = Parts(q=nn.Linear(8, 8), k=nn.Linear(8, 8), v=nn.Linear(8, 8), o=nn.Linear(8, 8))
+    with sl.trace(model) as t:
+        model(torch.ones(4, 8))
+    assert rows_of_modules(t)[1:] == ["q, k, v, o (Linear ×4)  f32[4, 8] → f32[4, 8]"]
+    model = Parts(layer1=nn.Linear(8, 8), layer2=nn.Linear(8, 8), layer3=nn.Linear(8, 8))
+    one, two, three = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+    with sl.trace() as t:
+        three(two(one(model(torch.ones(4, 8)))))
+    rows = rows_of_modules(t)
+    assert rows[1].startswith("layer1 … layer3 (Linear ×3)")
+    assert rows[2].startswith("one, two, three (Linear ×3)")
+
+
+def test_equal_layers_share_a_row_though_batches_differ_and_some_skip_one() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    with sl.trace(model) as t:
+        for size in (3, 5, 4):
+            for at, layer in enumerate(model):
+                if at != size - 3:
+                    layer(torch.ones(size, 8))
+    assert rows_of_modules(t)[-1] == "0 … 3 (Linear ×4)  f32[3…5, 8] → f32[3…5, 8]"
+
+
+def test_a_table_that_leaves_out_modules_says_how_many() -> None:
+    models = [nn.Linear(size, size + 1) for size in range(1, 21)]
+    with sl.trace() as t:
+        x = torch.ones(2, 1)
+        for model in models:
+            x = model(x)
+    rows = rows_of_modules(t)
+    assert len(rows) == 14
+    assert rows[-1].startswith("… 7 more")
+
+
 def test_an_empty_trace() -> None:
     told = "modules   0 called; none was called, as module(…), on the thread that started the recording"
     assert told in str(overview(TraceBuilder().build()))

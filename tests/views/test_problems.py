@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
+import torch
+from torch import nn
 
-from sightline.analysis.problems import KINDS
+import sightline as sl
+from sightline.analysis.problems import KINDS, find
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
+from sightline.views.last_screen import last_screen
 from sightline.views.problems import problems
 from sightline.views.rendering import width
 from tests.builders import TraceBuilder, make_trace
@@ -101,3 +106,41 @@ def test_none_found_is_not_all_there_is_to_say_of_a_recording_that_was_cut_short
     assert head == "problems: none found in 1 ops of a recording that was not finished"
     assert "the process ended before the recording did: what it did last may be missing" in lines
     assert "finished" not in str(problems(make_trace()))
+
+
+def test_modules_of_several_models_have_the_names_of_the_program() -> None:
+    """Those that the tables of modules have, on all screens with problems; and filters know them."""
+    with sl.trace(stats=True) as t:
+        body, head = nn.Sequential(nn.Linear(3, 4)), nn.Sequential(nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
+        head(body(torch.ones(2, 3))).sum().backward()
+        optimizer.step()
+    texts = str(t.problems()), str(last_screen(t.index, "run.sight"))
+    for text in texts:
+        assert "Sequential_1" not in text
+        assert re.search(r"head gets gradients in \d+ parameters", text)
+    (problem,) = (each for each in find(t.index) if each.kind == "parameters-without-optimizer")
+    assert (problem.module, problem.modules) == ("head", ("Sequential_1",))
+    assert "head gets gradients" in str(t.problems(module="head"))
+    assert str(t.problems(module="head")) == str(t.problems(module="Sequential_1")).replace(
+        "Sequential_1", "head"
+    )
+    for name in ("summary", "code", "log", "call_order"):
+        shown = str(getattr(t, name)(module="head.0"))
+        assert shown == str(getattr(t, name)(module="Sequential_1.0")), name
+    with pytest.raises(sl.NothingMatched):
+        t.code(module="tail")
+
+
+def test_the_origin_of_bad_numbers_has_the_name_of_its_model() -> None:
+    mean, spread = nn.Linear(3, 1), nn.Linear(3, 1)
+    with torch.no_grad():
+        spread.bias.fill_(-9.0)
+    with sl.trace(stats=True) as t:
+        x = torch.ones(2, 3)
+        m, s = mean(x), spread(x)
+        loss = (m + s.log()).mean()
+        loss.backward()
+    text = " ".join(str(t.problems()).split())
+    assert re.search(r"come from linear at \S+ \(spread\)", text)
+    assert "Linear_1" not in text

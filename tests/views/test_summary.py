@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -251,3 +252,21 @@ def test_layers_that_ran_once_each_have_no_column_of_calls() -> None:
     with sl.trace(model) as t:
         model(model(torch.ones(2, 4)))
     assert "calls" in str(t.summary()).splitlines()[0]
+
+
+def test_layers_share_rows_only_where_none_between_them_is_left_out() -> None:
+    class Skipping(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for at in (0, 2, 4, 5, 6, 7):
+                x = self.layers[at](x)
+            return x
+
+    model = Skipping()
+    with sl.trace(model) as t:
+        model(torch.ones(2, 4))
+    names = re.findall(r"(\S+) \(Linear\)", str(t.summary()))
+    assert names == ["0", "2", "4…7", "1", "3"]

@@ -45,6 +45,7 @@ from sightline.data.trace_data import (
     UNFINISHED,
     TraceData,
 )
+from sightline.hints import Hint
 from sightline.notation import value_text
 from sightline.patterns import op_matches, path_matches
 
@@ -55,7 +56,6 @@ _LINEAGE_DEPTH: Final = 4
 #: Ops whose only infinity out of finite numbers is the negative one: the statistics do not count signs.
 _LOGARITHMS: Final = frozenset("log log_ log2 log2_ log10 log10_".split())
 _FLOAT16_HINT: Final = "float16 ends at 65,504: compute this in float32, or use bfloat16"
-_COMPILED_HINT: Final = 'its ops are compiled and were not seen: compiled="eager" shows which it was'
 
 #: Globs on the names of ops that read the shape of a tensor, and none of its numbers.
 _SHAPE_ONLY: Final = ("*_like", "new_zeros", "new_ones", "new_full", "new_empty*", "backward")
@@ -148,7 +148,9 @@ class NonFiniteOp:
         value = self.value
         returned = value.requires_grad or value.id in value._data.raw.calls.outputs
         # A tensor first seen after compiled code has run counts as a result of it.
-        return _COMPILED_HINT if returned else f"{_COMPILED_HINT}, or that it came from outside"
+        hint = f"{Hint.recording('compiled', 'eager')} shows which it was"
+        outside = "" if returned else ", or that it came from outside"
+        return f"its ops are compiled and were not seen: {hint}{outside}"
 
     def text(self) -> str:
         """The headline, a line for each input, and the hint."""

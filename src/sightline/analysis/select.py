@@ -23,13 +23,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.analysis.value_names import ModuleNames
 from sightline.argument_checks import argument_text
 from sightline.data.file_owners import installed_file, torch_file
 from sightline.data.index import Index
 from sightline.data.trace_data import FLAVOURS, LEVELS, PHASES, ModuleInfo, TraceData
 from sightline.errors import NothingMatched, UsageError
 from sightline.hints import Hint
-from sightline.patterns import choices_text, did_you_mean, module_matches, no_module_matched, op_matches
+from sightline.patterns import (
+    choices_text,
+    did_you_mean,
+    module_matches,
+    no_module_matched,
+    op_matches,
+    path_matches,
+)
 
 Mask = NDArray[np.bool_]
 
@@ -118,9 +126,7 @@ class Selection:
         modules, calls = index.raw.modules, index.raw.calls
         mask = np.ones(len(calls), dtype=np.bool_)
         if self.module is not None:
-            matched = [module_matches(self.module, module) for module in modules]
-            if not any(matched):
-                raise no_module_matched(self.module, modules)
+            matched = matching_modules(index, self.module)
             inside: list[bool] = []
             for module, parent in zip(calls.module.tolist(), calls.parent.tolist(), strict=True):
                 inside.append(matched[module] or (parent >= 0 and inside[parent]))  # a parent comes first
@@ -133,6 +139,21 @@ class Selection:
     def _text(self) -> str:
         texts = [f"{Hint.option(name, value)}" for name, value in self.filters.items()]
         return texts[0] if len(texts) == 1 else f"The combination {', '.join(texts)}"
+
+
+def matching_modules(index: Index, pattern: str) -> list[bool]:
+    """Which modules match a pattern by their paths, or else by the names that the program has for them.
+
+    Raises NothingMatched where neither does.
+    """
+    modules = index.raw.modules
+    matched = [module_matches(pattern, module) for module in modules]
+    if not any(matched):
+        names = ModuleNames(index)
+        matched = [path_matches(pattern, names.label(id)) for id in range(len(modules))]
+    if not any(matched):
+        raise no_module_matched(pattern, modules)
+    return matched
 
 
 def module_depth(modules: Sequence[ModuleInfo], id: int) -> int:

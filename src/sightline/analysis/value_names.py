@@ -69,6 +69,30 @@ def root_names(index: Index) -> dict[int, str]:
     return known if len(called) > 1 and len(set(known.values())) == len(known) else {}
 
 
+class ModuleNames:
+    """How texts name modules: where a program calls several models, as it does, ``D.0``; else by their paths.
+
+    The modules inside the first model keep their paths, which begin with no name.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._modules = index.raw.modules
+        self._roots = root_names(index)
+        self._prefixes = {
+            self._modules[root].path: name for root, name in self._roots.items() if self._modules[root].path
+        }
+        either = "|".join(map(re.escape, self._prefixes))
+        self._prefix = re.compile(rf"(?<![\w.])({either})(?=\.\w)") if either else None
+
+    def label(self, module: int) -> str:
+        """The name of a module; the class of a model that is the only one."""
+        return self._roots.get(module) or self.text(self._modules[module].label)
+
+    def text(self, text: str) -> str:
+        """A text in which paths of modules and parameters begin with the program's name of their model."""
+        return text if self._prefix is None else self._prefix.sub(lambda at: self._prefixes[at[1]], text)
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A value and a variable it was assigned to, with the frame of the assignment."""

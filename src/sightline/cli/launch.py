@@ -104,7 +104,7 @@ def _report(folder: Path, quiet: bool) -> None:
         if not quiet:
             click.echo(err=True)
             more = f"sightline show {where} --view ranks, --rank N --view code, summary …"
-            with for_command_line():
+            with for_command_line(show="sightline show"):
                 ranks_overview(merge(ranks), more=more).print(file=sys.stderr)
             click.echo(err=True)
     except SightlineError as error:  # this must not change how the program has ended

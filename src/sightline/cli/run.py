@@ -85,6 +85,10 @@ _SHORT: Final = ("trace", "engine", "aten ops", "modules", "faults", "asked", ""
     "--time", type=click.Choice(["host", "device"]), default="host", show_default=True,
     help="device: also the time of each op on a CUDA device, and when the device was idle.",
 )  # fmt: skip
+@click.option(
+    "--compiled", type=click.Choice(["opaque", "eager"]), default="opaque", show_default=True,
+    help="eager: run compiled code without its compiler, so that its ops are seen.",
+)  # fmt: skip
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Keep only the last N ops.")
 @click.option(
     "--steps", metavar="A:B", help="Record only these training steps; each ends with optimizer.step()."
@@ -198,6 +202,7 @@ def _make_recorder(name: str, place: Path, steps: str | None, options: dict[str,
     traced = trace(
         ops=options["ops"], capture=capture, stats=stats, last=options["last"],
         check="nonfinite" if options["check"] else None, path=bundle, name=name, time=options["time"],
+        compiled=options["compiled"],
     )  # fmt: skip
     return StepRecorder(traced, parse_steps(steps))
 
@@ -223,7 +228,7 @@ def _report(recording: StepRecorder, place: Path, home: Path, quiet: bool, faile
     """Print the report; an error in it must not change how the script has ended."""
     try:
         _flush()
-        with for_command_line():
+        with for_command_line(show="sightline show"):
             _print_report(recording, place, home, quiet, failed)
     except KeyboardInterrupt:
         _print(f"the report was interrupted; the recording is {place}.")

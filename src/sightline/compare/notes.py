@@ -12,6 +12,7 @@ from sightline.compare.op_pairs import Alignment
 from sightline.compare.side import Side
 from sightline.compare.values import State
 from sightline.data.trace_data import LEVELS, TraceData
+from sightline.hints import Hint
 
 _ATEN: Final = LEVELS.index("aten")
 
@@ -35,7 +36,8 @@ def compared_level(a: TraceData, b: TraceData) -> tuple[str, list[str]]:
     reasons = []
     for name, data in lacking:
         if data.info.get("ops") == "none":
-            reasons.append(f'{name} has no ops (ops="none")')
+            option = Hint('ops="none"', "--ops none")
+            reasons.append(f"{name} has no ops ({option})")
         elif data.info.get("unfinished"):
             reasons.append(f"{name} was cut off before its first ops were written")
         else:
@@ -67,9 +69,10 @@ def value_notes(a: Side, b: Side, values: str) -> list[str]:
         return []
     compared = "ops, constants" if a.compared.any() and b.compared.any() else "module calls"
     rest = f"{compared} and shapes are compared, values are not"
+    fix = f"; record both with {Hint.recording('stats')}"
     if len(lacking) == 2:
-        return [f"neither recording has statistics: {rest}; record both with stats=True"]
-    fix = "" if a.stats_fault or b.stats_fault else "; record both with stats=True"
+        return [f"neither recording has statistics: {rest}{fix}"]
+    fix = "" if a.stats_fault or b.stats_fault else fix
     return [f"{lacking[0]} has no statistics or kept tensors: {rest}{fix}"]
 
 

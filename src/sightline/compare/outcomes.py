@@ -63,6 +63,7 @@ class Outcomes:
     def __init__(self, alignment: Alignment) -> None:
         self._alignment = alignment
         self._leaving = _leaving(alignment.a), _leaving(alignment.b)
+        self._verdicts: dict[tuple[int, int, int], Verdict] = {}  #: of values and how far to look behind them
         self._pairs = list(dict.fromkeys(self._named_pairs()))
         alignment.pair_outcomes((each.a, each.b) for each in self._pairs if min(each.a, each.b) >= 0)
 
@@ -91,6 +92,13 @@ class Outcomes:
         return outcomes
 
     def _verdict(self, one: int, other: int, left: int) -> Verdict:
+        """`_verdict_of`, once for each two values: many ops may read them."""
+        key = one, other, left
+        if key not in self._verdicts:
+            self._verdicts[key] = self._verdict_of(*key)
+        return self._verdicts[key]
+
+    def _verdict_of(self, one: int, other: int, left: int) -> Verdict:
         """The verdict on two values; where they were not measured, that on the inputs of their ops.
 
         The same op with the same constants has equal results for equal inputs: integers, such as the indices
@@ -112,8 +120,12 @@ class Outcomes:
             or differing_constants(a.index.ops[x], b.index.ops[y])
         ):
             return verdict
-        behind = [self._verdict(*pair, left - 1) for pair in zip(inputs_a, inputs_b, strict=True)]
-        return max(behind, key=lambda each: each.state) if all(each.agrees for each in behind) else verdict
+        behind = []
+        for pair in zip(inputs_a, inputs_b, strict=True):
+            behind.append(self._verdict(*pair, left - 1))
+            if not behind[-1].agrees:
+                return verdict
+        return max(behind, key=lambda each: each.state)
 
     # -- pairs -----------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from sightline.compare.random_reasons import RandomReasons
 from sightline.compare.regions import Reason, Region, RegionOps
 from sightline.compare.side import Side
 from sightline.compare.values import State
+from sightline.hints import Hint
 from sightline.notation import constant_text, dtype_name
 
 #: Layout ops that change neither the order nor the shape.
@@ -76,7 +77,7 @@ class Reasons:
         if max(regions) < 0:
             return None
         labels = self._ops.region_labels(region, *regions)
-        hint = 'compiled="eager" shows the ops inside'
+        hint = f"{Hint.recording('compiled', 'eager')} shows the ops inside"
         if min(regions) >= 0:
             return Reason("compiled", f"another result; {hint}", *labels)
         at = 0 if regions[0] >= 0 else 1

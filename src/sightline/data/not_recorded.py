@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sightline.data.trace_data import FLAVOURS, TraceData
+from sightline.hints import Hint
 
 OPAQUE = FLAVOURS.index("opaque")
 _MAX_NAMES = 3
@@ -26,7 +27,9 @@ def compiled_note(names: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(names))
     shown = ", ".join(distinct[:_MAX_NAMES]) + (", …" if len(distinct) > _MAX_NAMES else "")
     ops = "an opaque op" if len(names) == 1 else f"{len(names):,} opaque ops"
-    return f'compiled code ran as {ops} ({shown}): compiled="eager" shows what runs inside'
+    return (
+        f"compiled code ran as {ops} ({shown}): {Hint.recording('compiled', 'eager')} shows what runs inside"
+    )
 
 
 def other_threads_note(calls: int, module: str) -> str:

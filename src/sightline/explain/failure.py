@@ -65,7 +65,9 @@ def explain_failure(index: Index, failure: Failure) -> dict[str, Any]:
         why = _index_lines(op, failure) or cause_lines(op, failure.message)
         lines += (f"  {line}" for line in why)
         if failure.in_place and failure.level == "api":
-            lines.append('  record with ops="both" to see which op saved the tensor and which changed it')
+            # The note is stored, and may be read from Python and on the command line.
+            both = 'ops="both" (--ops both)'
+            lines.append(f"  record with {both} to see which op saved the tensor and which changed it")
     else:
         call = next((call for call in reversed(index.module_calls) if call.raised or call.unfinished), None)
         if call is not None:

@@ -118,9 +118,10 @@ def _difference(run: Run, table: GroupTable, number: int) -> Difference:
         before = table.call(run, rank, first.since) if first.since >= 0 else None
         after = -1 if before is None else int(before[0].op[before[1]])
         ops = record.step_ops[(record.steps == step) & (record.step_ops > after)]
-        name, place = run.names.steps.all[step]
+        name, place, forward = run.names.steps.all[step]
         op = int(ops.min()) if len(ops) else -1
-        parts.append(Side([rank], f"runs {run.names.ops.all[name]}", run.names.places.all[place], op))
+        line = run.names.places.all[place] or run.names.places.all[forward]
+        parts.append(Side([rank], f"runs {run.names.ops.all[name]}", line, op))
     return Difference(sides, since, parts)
 
 
@@ -159,7 +160,7 @@ def _problem_row(
 def _sides_at(run: Run, place: str, kept: dict[int, Kept]) -> Iterator[Side]:
     """The first op at a line on each rank that the page holds."""
     number = next((at for at, text in enumerate(run.names.places.all) if text == place), -1)
-    steps = np.array([step for step, (_, at) in enumerate(run.names.steps.all) if at == number])
+    steps = np.array([step for step, (_, *at) in enumerate(run.names.steps.all) if number in at])
     for rank in kept if place else ():
         record = run.records[rank]
         ops = record.step_ops[np.isin(record.steps, steps)]

@@ -29,9 +29,7 @@ _WHY_DIFFERENT: Final = (
 _WHY_NOT_YET: Final = (
     "The job is running: it may still come. Every rank of a group must come to every collective."
 )
-_WHY_MISSING: Final = (
-    "The others wait for it until they time out: every rank of a group must come to every collective."
-)
+_EVERY_RANK: Final = "every rank of a group must come to every collective"
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,10 @@ def _missing(
         why = "Its recording may cover less of the run; if not, ranks have mixed up their collectives."
         return _problem("desync", Severity.NOTE, title, why, place, detail, Confidence.GUESS)
     how = "died before" if record.failed else "never came to"
-    waits = f"{ranks_text(stopped)} {'waits' if len(stopped) == 1 else 'wait'}"
+    wait = "waits" if len(stopped) == 1 else "wait"
+    waits = (
+        f"{ranks_text(stopped)} {wait if any(run.records[rank].running for rank in stopped) else 'waited'}"
+    )
     calls = run.records[stopped[0]].groups.get(table.group)
     last = -1 if calls is None else table.shifts[table.ranks.index(stopped[0])] + len(calls) - 1
     if record.unfinished and calls is not None and last > column:
@@ -162,7 +163,25 @@ def _missing(
         return _problem("hang", Severity.NOTE, title, _WHY_NOT_YET, place, detail)
     title = f"{who} {how} {text}{_of_group(run, table.group)}, in which {waits}"
     likely = Confidence.LIKELY if record.unfinished else Confidence.CERTAIN
-    return _problem("hang", Severity.ERROR, title, _WHY_MISSING, place, detail, likely)
+    why = f"{_outcome(run, stopped)}: {_EVERY_RANK}."
+    return _problem("hang", Severity.ERROR, title, why, place, detail, likely)
+
+
+def _outcome(run: Run, waiting: list[int]) -> str:
+    """How the waiting of some ranks ended: they failed, were killed, or still wait."""
+    records = [run.records[rank] for rank in waiting]
+    still = [each.rank for each in records if each.running]
+    failed = [each.rank for each in records if each.failed]
+    rest = [each.rank for each in records if not (each.running or each.failed)]
+    parts = [f"{ranks_text(failed)} waited for it and failed"] if failed else []
+    cut = "was" if len(rest) == 1 else "were"
+    parts += [f"{ranks_text(rest)} waited for it and {cut} cut short"] if rest else []
+    if still and parts:
+        parts.append(f"{ranks_text(still)} still {'waits' if len(still) == 1 else 'wait'}")
+    elif still:
+        parts.append("the others wait for it until they time out")
+    text = ", ".join(parts)
+    return text[:1].upper() + text[1:]
 
 
 def _problem(

@@ -102,7 +102,7 @@ def _problems_of_rank(
     try:
         index = part(data)
         subjects = [each.subject for each in gaps(index) if each.subject]
-        return find(index), subjects, None if module is None else matching_paths(data.modules, module)
+        return find(index), subjects, None if module is None else matching_paths(index, module)
     finally:
         data.close()
 

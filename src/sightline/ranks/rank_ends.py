@@ -7,7 +7,7 @@ from typing import Final
 
 from sightline.ranks.collectives import messages_of
 from sightline.ranks.merge import Run
-from sightline.ranks.record import RankRecord, shown_op
+from sightline.ranks.record import RankRecord
 
 #: Text of backends around an error: ``[…/tcp/pair.cc:553]``, ``[127.0.0.1]:29500``, the version of NCCL.
 _LIBRARY: Final = re.compile(
@@ -26,9 +26,9 @@ _IDLE: Final = 1_000_000_000  #: ns without an op that are worth a word
 
 def whereabouts(run: Run, record: RankRecord) -> str:
     """Where a rank was when its recording ended, and how that ended; or where it is."""
-    last = f"{shown_op(record.last_op)} at {run.names.places.all[record.last_place]}".removesuffix(" at ")
-    if not record.last_op:
-        last = "no op"
+    last = "no op"
+    if record.last_op:
+        last = run.names.op_text(record.last_op, record.last_place, record.last_forward)
     if record.failed:
         return f"raised {error_text(str(record.info['exception']))} after {last}"
     waits = record.waits_at

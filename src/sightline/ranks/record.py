@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.data.index import Index
-from sightline.data.trace_data import I32, I64, TraceData
+from sightline.data.trace_data import I32, I64, PHASES, TraceData
 from sightline.ranks.collectives import Collective, Collectives, kind_of, released
 from sightline.ranks.fingerprints import Fingerprints, fingerprints_of
 from sightline.store import load
 from sightline.store.paths import STACKS
 from sightline.store.repair import is_being_recorded
 
+_BACKWARD: Final = PHASES.index("backward")
 _MOST_STACKS: Final = 1 << 20  #: bytes that are read of a file of stacks
 _STACK_LINE: Final = re.compile(r'  File "([^"]+)", line (\d+) in (.+)')
 
@@ -50,7 +51,7 @@ class SharedNames:
     def __init__(self) -> None:
         self.places = Numbering()  #: ``train.py:9 in step``
         self.ops = Numbering()  #: names of ops
-        self.steps = Numbering()  #: (op, place)
+        self.steps = Numbering()  #: (op, place, the place it is the backward of or -1)
         self.modules = Numbering()  #: ``blocks.0.attn``
         self.signatures = Numbering()  #: signatures of collectives, each as its first `Collective`
         self._arrays: dict[bytes, I32] = {}
@@ -61,9 +62,17 @@ class SharedNames:
 
     def step_text(self, step: int) -> str:
         """``relu at net.py:9 in forward``."""
-        op, place = self.steps.all[step]
+        op, place, forward = self.steps.all[step]
+        return self.op_text(self.ops.all[op], place, forward)
+
+    def op_text(self, name: str, place: int, forward: int) -> str:
+        """An op, the line at which its program stood, and of a backward op the line of its forward op."""
         where = self.places.all[place]
-        return f"{shown_op(self.ops.all[op])} at {where}".removesuffix(" at ")
+        text = f"{shown_op(name)} at {where}" if where else shown_op(name)
+        if forward < 0:
+            return text
+        line = self.places.all[forward].partition(" in ")[0]
+        return f"{text}{',' if where else ''} in the backward of {line}"
 
 
 def shown_op(name: str) -> str:
@@ -103,9 +112,10 @@ class RankRecord:
     steps: I32  #: each op with its line, by thread and then in order
     step_ops: I32  #: the rows of these ops
     groups: dict[str, GroupCalls]
-    last_place: int  #: the line of the last op
+    last_place: int  #: the line at which the program stood in its last op
     last_op: str
     last_is_collective: bool
+    last_forward: int = -1  #: where that is a backward op, the line of its forward op, if it is another one
     last_row: int = -1  #: the last op among the ops of the recording
     last_end: int = 0  #: when that ended, in ns since the recording began
     running: bool = False  #: its process still records
@@ -166,11 +176,12 @@ def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> Ran
     op_places = places[index.op_user_frames]
     collectives = Collectives(data)
     rows = _ordered_ops(data, op_places != places[-1], collectives.ops)
-    keys, inverse = np.unique(ops.name[rows].astype(np.int64) << 32 | op_places[rows], return_inverse=True)
+    stood, forward = _stood(index, places, op_places)
+    keys, inverse = np.unique(np.stack([ops.name, stood, forward])[:, rows], axis=1, return_inverse=True)
     steps = np.array(
-        [names.steps.of((names.ops.of(data.names[key >> 32]), key & 0xFFFFFFFF)) for key in keys.tolist()],
+        [names.steps.of((names.ops.of(data.names[name]), *at)) for name, *at in keys.T.tolist()],
         dtype=np.int32,
-    )[inverse]  # fmt: skip
+    )[inverse]
     module_sums = np.bincount(
         calls.module, weights=np.maximum(calls.duration, 0), minlength=len(data.modules)
     )
@@ -187,7 +198,8 @@ def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> Ran
         steps=names.shared(steps),
         step_ops=names.shared(rows.astype(np.int32)),
         groups=_groups(data, collectives, op_places, names),
-        last_place=int(op_places[last]) if last >= 0 else names.places.of(""),
+        last_place=int(stood[last]) if last >= 0 else names.places.of(""),
+        last_forward=int(forward[last]) if last >= 0 else -1,
         last_op=data.names[ops.name[last]] if last >= 0 else "",
         last_is_collective=bool(len(collectives.ops)) and last == int(collectives.ops[-1]),
         last_row=last,
@@ -208,12 +220,24 @@ _KEPT: Final = (
 )  # fmt: skip
 
 
+def _stood(index: Index, places: I32, op_places: I32) -> tuple[I32, I32]:
+    """For each op the line at which the program stood, and for a backward op that of its forward op.
+
+    The latter is -1 where both are the same, and for all other ops.
+    """
+    ops = index.raw.ops
+    own = places[index.user_frames[ops.frame]]
+    elsewhere = (ops.phase == _BACKWARD) & (own != op_places)
+    return np.where(elsewhere, own, op_places), np.where(elsewhere, op_places, np.int32(-1))
+
+
 def _places(index: Index, names: SharedNames) -> I32:
     """The number of the line of each frame; the last entry, for -1, is that of no line."""
     frames, calls = index.raw.frames, index.raw.calls
     places = np.full(len(frames) + 1, names.places.of(""), dtype=np.int32)
     of_calls = index.user_frames[calls.frame[calls.parent < 0]]
-    for at in np.union1d(index.op_user_frames, of_calls).tolist():
+    of_backward = index.user_frames[index.raw.ops.frame[index.raw.ops.phase == _BACKWARD]]
+    for at in np.unique(np.concatenate([index.op_user_frames, of_calls, of_backward])).tolist():
         if at >= 0:
             row = index.frames[at]
             places[at] = names.places.of(f"{row.position} in {row.function}")

@@ -135,6 +135,32 @@ def _rest(items: Sequence[Item]) -> str:
     return f" +{rest}" if rest else ""
 
 
+def alike(one: Exchange, other: Exchange) -> bool:
+    """Whether the tensors of two exchanges have the same sizes; sizes that vary have to overlap.
+
+    >>> every = [Exchange((Item("", "f32", (size, "8"), ""),), ()) for size in ("5…9", "8", "4")]
+    >>> alike(every[0], every[1]), alike(every[1], every[2])
+    (True, False)
+    """
+    sides = ((one.inputs, other.inputs), (one.outputs, other.outputs))
+    if one.raised != other.raised or any(len(mine) != len(yours) for mine, yours in sides):
+        return False
+    pairs = [pair for mine, yours in sides for pair in zip(mine, yours, strict=True)]
+    return all(
+        replace(mine, sizes=()) == replace(yours, sizes=())
+        and len(mine.sizes) == len(yours.sizes)
+        and all(map(_overlap, mine.sizes, yours.sizes))
+        for mine, yours in pairs
+    )
+
+
+def _overlap(one: str, other: str) -> bool:
+    (low, _, high), (least, _, most) = one.partition("…"), other.partition("…")
+    if not (low + least).isdecimal():  # "*", or a symbol of a nested tensor
+        return one == other
+    return int(low) <= int(most or least) and int(least) <= int(high or low)
+
+
 class Exchanges:
     """Exchanges of the module calls of one trace; the labels of each form are computed once."""
 

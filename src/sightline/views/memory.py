@@ -201,7 +201,8 @@ def _notes(usages: Sequence[MemoryUsage], data: TraceData) -> Iterator[tuple[str
     if not usages[0].exact:
         yield "note", ["this recording does not say when storages were freed: each counts until its last use"]
     if info.get("ops") == "none":
-        yield "note", ['with ops="none" only inputs and outputs of modules are seen']
+        option = Hint('ops="none"', "--ops none")
+        yield "note", [f"with {option} only inputs and outputs of modules are seen"]
     if elsewhere := other_threads(data):
         yield "note", [elsewhere]
     if info.get("last"):

@@ -8,8 +8,8 @@ optimizer, which has its own line. If device time was recorded, shares are of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, groupby, repeat
+from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
-from sightline.analysis.module_tree import OUTSIDE, brief_modules, brief_modules_text
+from sightline.analysis.module_tree import brief_modules, brief_modules_text
 from sightline.analysis.nonfinite import first_nonfinite, nonfinite_reported
 from sightline.analysis.problems import CUT_SHORT, Severity, find, gaps
 from sightline.analysis.select import Mask
@@ -40,7 +40,8 @@ from sightline.data.not_recorded import other_threads
 from sightline.data.trace_data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.hints import Hint
 from sightline.notation import bytes_text, count_text, time_text
-from sightline.views.inputs_outputs import Exchanges, key
+from sightline.views.inputs_outputs import Exchange, key
+from sightline.views.module_groups import ModuleGroups
 from sightline.views.problems import severity_counts
 from sightline.views.rendering import (
     WIDTH,
@@ -56,7 +57,6 @@ from sightline.views.rendering import (
     fact_lines,
     grid,
     line,
-    width,
 )
 from sightline.views.statistics_text import WRONG
 from sightline.views.steps import repeated_calls, step_lines, step_table
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
 _MODULE_ROWS: Final = 14
 _LINE_ROWS: Final = 5
 _NAME_WIDTH, _SHAPE_WIDTH, _PLACE_WIDTH, _CODE_WIDTH = 32, 38, 34, 36
-_SHORT_NAME: Final = 11  #: to which the name of a module may be cut for its class
 _MIN_SHAPES: Final = 18  #: where there is little room
 _BAR: Final = 10
 _MAX_FAULTS: Final = 3
@@ -76,9 +75,7 @@ _SEVERE: Final = {Severity.ERROR: "error", Severity.WARNING: "warn"}
 _MARGIN: Final = 10  #: columns for the titles of facts
 _MANY_OPS: Final = 100_000  #: in a longer run, checking for problems takes too long for a first screen
 _NOT_CALLED: Final = "none was called, as module(…), on the thread that started the recording"
-_OPAQUE: Final = 'its ops are not seen; compiled="eager" shows them'
-_OPAQUE_FORWARD: Final = f"in its forward {_OPAQUE}"
-_COMPILED: Final = 'compiled code runs without calling any; compiled="eager" shows them'
+_EAGER: Final = Hint.recording("compiled", "eager")
 _VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.memory()  t.source()  t.problems()"
 
 
@@ -172,7 +169,8 @@ def _counts(data: TraceData) -> Iterator[Line]:
         "modules", f"{called:,} called{calls}", f" · {outside} to none of them" if called and outside else ""
     )
     unseen = {data.names[name] for name in ops.name[is_opaque(data)].tolist()}
-    opaque = _OPAQUE if unseen - opaque_in_forward(data) else _OPAQUE_FORWARD
+    part = "" if unseen - opaque_in_forward(data) else "in its forward "
+    opaque = f"{part}its ops are not seen; {_EAGER} shows them"
     texts = [compiled_text(data), opaque if called and unseen else ""]
     if any(texts):
         yield _fact("compiled", "; ".join(filter(None, texts)))
@@ -199,7 +197,8 @@ def _calls(index: Index) -> list[Line]:
 
 def _why_none(data: TraceData) -> str:
     """Why no module call was recorded."""
-    return _COMPILED if is_opaque(data).any() else _NOT_CALLED
+    compiled = f"compiled code runs without calling any; {_EAGER} shows them"
+    return compiled if is_opaque(data).any() else _NOT_CALLED
 
 
 def _fact(title: str, text: str, warning: str = "") -> Line:
@@ -370,39 +369,32 @@ def _failures(data: TraceData) -> Iterator[Line]:
 # -- modules ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Scopes in one row: consecutive siblings of one class, or the same part of several modules."""
-
-    scopes: tuple[int, ...]
-    depth: int
-    opened: bool  #: whether their parts may have rows of their own
-
-
 #: A table for a width.
 _Table = Callable[[int], Grid]
 
 
 def _modules(trace: Trace, costs: Costs, whole: _Time) -> _Table | None:
-    data = trace.data
-    rows = costs.scopes.rows
-    groups = _ModuleGroups(data, costs).groups()
+    tree = ModuleGroups(trace.index, costs)
+    groups = tree.groups(_MODULE_ROWS)
     if not groups:
         return None
+    rest = groups[_MODULE_ROWS - 1 :] if len(groups) > _MODULE_ROWS else []
+    groups = groups[: len(groups) - len(rest)]
     total = costs.total
     host = total.time + total.backward_time + total.recompute_time
     device = total.device_time + total.backward_device_time + total.recompute_device_time
-    exchanges = Exchanges(trace.index)
     roots = root_names(trace.index)
-    names = [_name(data, costs, group, roots) for group in groups]
-    exchanges_of_groups = [
-        exchanges.of([call for scope in group.scopes for call in rows[scope].calls]) for group in groups
-    ]
+    names = [tree.name(group, roots, _NAME_WIDTH) for group in groups]
+    exchanges = [tree.exchange(group) for group in groups]
     every = [list(group.scopes) for group in groups]
+    if rest:
+        every.append([scope for group in rest for scope in group.scopes])
+        names.append(Span(f"… {len(every[-1])} more", "dim"))
+        exchanges.append(Exchange((), ()))
     shares = [whole.cells(int(host[scopes].sum()), int(device[scopes].sum())) for scopes in every]
 
     def table_with(shapes: int) -> Grid:
-        texts = [Span(each.fit(shapes), "shape") for each in exchanges_of_groups]
+        texts = [Span(each.fit(shapes), "shape") for each in exchanges]
         columns = (Column("module", least=20), Column("input → output", least=16), *whole.columns("time"))
         cells = zip(names, texts, shares, strict=True)
         return grid(columns, [[name, text, *share] for name, text, share in cells])
@@ -426,96 +418,6 @@ def _without_bars(table: Grid) -> Grid:
 
 def _spans(row: Sequence[Cell]) -> list[Span]:
     return [span for cell in row for span in (cell if isinstance(cell, tuple) else (cell,))]
-
-
-class _ModuleGroups:
-    """The top of the module tree, as deep as a few rows allow."""
-
-    def __init__(self, data: TraceData, costs: Costs) -> None:
-        self._data = data
-        self._scopes = costs.scopes
-
-    def groups(self) -> list[_Group]:
-        """Level by level, as long as it all fits."""
-        shown = self._siblings([self._parts(-1)], 0)
-        if len(shown) == 1:  # wrappers that are made anew for each call: what they wrap is of interest
-            shown = [replace(shown[0], opened=True)]
-        while True:
-            deeper: list[_Group] = []
-            for at, group in enumerate(shown):
-                deeper.append(group)
-                has_parts = at + 1 < len(shown) and shown[at + 1].depth > group.depth
-                if group.opened and not has_parts:
-                    parts = [self._parts(scope) for scope in group.scopes]
-                    deeper += self._siblings(parts, group.depth + 1)
-            if len(deeper) == len(shown) or len(deeper) > _MODULE_ROWS:
-                return shown[:_MODULE_ROWS]
-            shown = deeper
-
-    def _parts(self, scope: int) -> list[int]:
-        """The scopes directly inside one in which something was called."""
-        rows = self._scopes.rows
-        return [
-            child
-            for child in self._scopes.children(scope)
-            if rows[child].module != OUTSIDE and any(row.calls for row in rows[child : rows[child].end])
-        ]
-
-    def _siblings(self, parts: Sequence[Sequence[int]], depth: int) -> list[_Group]:
-        """The parts of one module, or of several that have the same ones; none of several that differ."""
-        kinds = [[self._type(part) for part in one] for one in parts]
-        if any(each != kinds[0] for each in kinds):
-            return []
-        groups = []
-        for _, same in groupby(zip(*parts, strict=True), key=lambda row: self._type(row[0])):
-            rows = list(same)
-            if len(rows) > 2:
-                groups.append(_Group(tuple(chain.from_iterable(rows)), depth, opened=False))
-            else:
-                groups += [_Group(row, depth, opened=True) for row in rows]
-        return groups
-
-    def _type(self, scope: int) -> str:
-        return self._data.modules[self._scopes.rows[scope].module].type
-
-
-def _name(data: TraceData, costs: Costs, group: _Group, roots: dict[int, str]) -> Cell:
-    rows = costs.scopes.rows
-    modules = [data.modules[rows[scope].module] for scope in group.scopes]
-    first, called = modules[0], roots.get(rows[group.scopes[0]].module) if not group.depth else None
-    indent = "" if called is not None else "  " * group.depth
-    room, count = _NAME_WIDTH - len(indent), f" ×{len(modules)}" * (len(modules) > 1)
-    name, last = (module.path.rpartition(".")[2] for module in (first, modules[-1]))
-    name = name or first.type
-    last, type = last or name, first.type
-    if called is not None:
-        name = last = called
-    elif name == type and _numbered(last) == name:  # one that is made anew for each call
-        last, type = name, ""
-    # A name may be cut; how many modules the row stands for may not.
-    left = room - min(_SHORT_NAME, width(name)) - len(f" ({count})")
-    kind = f" ({cut(type, max(left, 1))}{count})" if type and left > 1 else count
-    name = _ends(name, last, room - width(kind))
-    return (Span(indent), Span(name, "module"), Span(kind, "dim"))
-
-
-def _ends(first: str, last: str, room: int) -> str:
-    """``first … last`` in ``room`` columns; the first alone where half of that is too little for a name.
-
-    >>> _ends("0", "11", 9), _ends("word_embeddings", "type_embeddings", 25), _ends("embeddings", "x", 9)
-    ('0 … 11', 'word_embed… … type_embed…', 'embeddin…')
-    """
-    half = (room - 3) // 2
-    if first == last or (half < _SHORT_NAME and width(f"{first} … {last}") > room):
-        return cut(first, room)
-    begin = cut(first, max(half, room - 3 - width(last)))
-    return f"{begin} … {cut(last, room - 3 - width(begin))}"
-
-
-def _numbered(name: str) -> str:
-    """The name of a module that belongs to no other, without its number: ``CrossEntropyLoss_2``."""
-    bare, _, number = name.rpartition("_")
-    return bare if number.isdigit() else name
 
 
 # -- lines -----------------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ from sightline.analysis.problems import (
     gap_texts,
     kinds_text,
 )
+from sightline.analysis.select import matching_modules
 from sightline.argument_checks import argument_text
-from sightline.data.trace_data import ModuleInfo
+from sightline.data.index import Index
 from sightline.errors import UsageError
 from sightline.hints import Hint
-from sightline.patterns import did_you_mean, module_matches, no_module_matched
+from sightline.patterns import did_you_mean
 from sightline.views.rendering import WIDTH, Block, Line, Span, View, cut, line, printable
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
     """What looks wrong; ``module`` and ``kind`` select."""
     found = find(trace.index)
     if module is not None:
-        paths = matching_paths(trace.data.modules, module)
+        paths = matching_paths(trace.index, module)
         found = [each for each in found if not paths.isdisjoint(each.modules)]
     scope = " of a recording that was not finished" if trace.data.info.get("unfinished") else ""
     return problem_list(trace, found, module, kind, (), f"{len(trace.ops):,} ops", scope)
@@ -76,14 +77,12 @@ def problem_list(
     return View(tuple(fit(WIDTH)), fit=fit)
 
 
-def matching_paths(modules: list[ModuleInfo], pattern: str) -> set[str]:
+def matching_paths(index: Index, pattern: str) -> set[str]:
     """The paths of the modules that match a pattern."""
     if not isinstance(pattern, str):
         raise UsageError(f"module={argument_text(pattern)} must be a string.")
-    paths = {info.path for info in modules if module_matches(pattern, info)}
-    if not paths:
-        raise no_module_matched(pattern, modules)
-    return paths
+    matched = matching_modules(index, pattern)
+    return {info.path for info, matches in zip(index.raw.modules, matched, strict=True) if matches}
 
 
 def _head(selected: list[Problem], where: str, module: str | None, kind: str | None, scope: str) -> Line:

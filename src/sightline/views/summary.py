@@ -37,7 +37,7 @@ from sightline.analysis.module_tree import (
     own_ops,
 )
 from sightline.analysis.nonfinite import nonfinite_reported
-from sightline.analysis.select import Selection, module_depth
+from sightline.analysis.select import Selection, matching_modules, module_depth
 from sightline.argument_checks import argument_text
 from sightline.data.device_time import device_summary
 from sightline.data.not_recorded import notes, other_threads
@@ -45,7 +45,7 @@ from sightline.data.trace_data import PHASES, TraceData
 from sightline.errors import UsageError
 from sightline.hints import Hint
 from sightline.notation import bytes_text, count_text, time_text
-from sightline.patterns import module_matches, no_module_matched
+from sightline.patterns import no_module_matched
 from sightline.views.inputs_outputs import Exchange, Exchanges, key
 from sightline.views.problems import wrap_text
 from sightline.views.rendering import (
@@ -160,12 +160,13 @@ class _Table:
         """The outermost scopes to show."""
         if module is None:
             return self._scopes.children(-1)
+        matched = matching_modules(self._index, module)
         tops: list[int] = []
         for id, scope in enumerate(self._scopes.rows):
             inside = bool(tops) and id < self._scopes.rows[tops[-1]].end
             if inside or scope.module == OUTSIDE:
                 continue
-            if module_matches(module, self._data.modules[scope.module]):
+            if matched[scope.module]:
                 tops.append(id)
         if not tops:
             raise no_module_matched(module, self._data.modules)
@@ -206,10 +207,12 @@ class _Table:
         return [tuple(part - scopes[0] + scope for scope in scopes for part in group) for group in distinct]
 
     def _alike(self, one: int, other: int) -> bool:
-        """Whether two scopes differ only in their position in a list."""
-        names = [self._data.modules[self._scopes.rows[scope].module].path for scope in (one, other)]
-        numbered = all(name.rpartition(".")[2].isdigit() for name in names)
-        return bool(self._equal) and numbered and self._equal[one] == self._equal[other]
+        """Whether two scopes differ only in their position in a list, where they are neighbours."""
+        if not self._equal or self._equal[one] != self._equal[other]:
+            return False
+        paths = [self._data.modules[self._scopes.rows[scope].module].path for scope in (one, other)]
+        mine, yours = (path.rpartition(".")[2] for path in paths)
+        return mine.isdecimal() and yours.isdecimal() and abs(int(mine) - int(yours)) == 1
 
     def _parts(self, scope: int) -> list[int]:
         """The parts of a scope, in order: its submodules, and itself for its own ops."""

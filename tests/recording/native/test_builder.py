@@ -82,8 +82,8 @@ class TestABuild:
         path = builder(sources, cache).build()
         path.chmod(0o777)
         assert sentence(builder(sources, cache).existing) == (
-            f"The native engine in {path.parent} is not loaded, because another user owns it or can write "
-            "it: remove it, or set SIGHTLINE_CACHE to a folder of your own."
+            f"The native engine in {path.parent} is not loaded, because another user owns {path.name} or "
+            "can write it: remove it, or set SIGHTLINE_CACHE to a folder of your own."
         )
 
     def test_processes_wait_for_the_one_that_builds(

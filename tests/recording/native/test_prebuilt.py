@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 from sightline.errors import NativeUnavailable
-from sightline.recording.native import engine, prebuilt, self_test
+from sightline.recording.native import engine, prebuilt, self_test, trusted_files
 from sightline.recording.native.engine import SOURCES, find_extension, load
 from tests.recording.engines import needs_native
 
@@ -79,8 +80,47 @@ def test_damaged_facts(folder: Path, facts: str) -> None:
 
 def test_one_that_another_user_may_change_is_refused(folder: Path) -> None:
     (folder / "torch-2.9.so").chmod(0o777)
-    with pytest.raises(NativeUnavailable, match="another user owns it or can write it"):
+    with pytest.raises(NativeUnavailable, match=r"another user owns torch-2\.9\.so or can write it"):
         prebuilt.find_prebuilt("2.9.0", SOURCES, folder)
+
+
+@pytest.mark.parametrize("name", ["torch-2.9.so", "", ".."])
+def test_the_advice_about_an_installed_engine_is_about_its_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Another cache changes nothing about the files of the package."""
+    (folder / name).chmod(0o777)
+
+    def sentence() -> str:
+        with pytest.raises(NativeUnavailable) as caught:
+            prebuilt.find_prebuilt("2.9.0", SOURCES, folder)
+        return str(caught.value)
+
+    assert "set SIGHTLINE_CACHE" in sentence()
+    monkeypatch.setattr(trusted_files, "_PACKAGE", folder.parent)
+    text = sentence()
+    assert "SIGHTLINE_CACHE" not in text
+    assert "built" not in text
+    assert str(folder) in text
+    assert "chmod go-w" in text
+    changed = name if name.endswith(".so") else os.path.normpath(folder / name)
+    assert re.search(rf"another user owns (or can change )?{re.escape(changed)}\b", text)
+
+
+def test_the_advice_about_an_installed_engine_that_cannot_be_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", denied)
+    for package, expected in ((Path("/elsewhere"), True), (folder.parent, False)):
+        monkeypatch.setattr(trusted_files, "_PACKAGE", package)
+        with pytest.raises(
+            NativeUnavailable, match=r"cannot be read by this user: .* `chmod -R a\+rX`"
+        ) as caught:
+            trusted_files.open_file(folder / "torch-2.9.so")
+        assert ("SIGHTLINE_CACHE" in str(caught.value)) is expected
 
 
 @needs_native

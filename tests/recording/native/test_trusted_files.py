@@ -62,8 +62,8 @@ def test_a_file_of_another_user(fake: FakeCompiler, sources: Path, cache: Path) 
     path = builder(sources, cache).build()
     open_to_others(path)
     said = (
-        f"The native engine in {path.parent} is not loaded, because another user owns it or can write it: "
-        "remove it, or set SIGHTLINE_CACHE to a folder of your own."
+        f"The native engine in {path.parent} is not loaded, because another user owns {path.name} or can "
+        "write it: remove it, or set SIGHTLINE_CACHE to a folder of your own."
     )
     assert sentence(lambda: import_extension(path)) == said
     assert sentence(builder(sources, cache).build) == said

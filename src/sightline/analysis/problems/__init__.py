@@ -135,8 +135,8 @@ def gaps(index: Index) -> list[Gap]:
         result.append(Gap("parameters without a gradient", text))
     opaque = int((data.ops.flavour == FLAVOURS.index("opaque")).sum())
     if opaque:
-        text = f'{opaque:,} calls of compiled code were not looked into: compiled="eager" shows their ops'
-        result.append(Gap("compiled code", text))
+        hint = f"{Hint.recording('compiled', 'eager')} shows their ops"
+        result.append(Gap("compiled code", f"{opaque:,} calls of compiled code were not looked into: {hint}"))
     if threads:
         result.append(Gap("other threads", threads))
     external = int((data.values.kind == VALUE_KINDS.index("external")).sum())

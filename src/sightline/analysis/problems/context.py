@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.problems.problem import Finding
+from sightline.analysis.value_names import ModuleNames
 from sightline.data.file_owners import installed_file
 from sightline.data.index import Index
 from sightline.data.trace_data import (
@@ -249,8 +250,12 @@ class ProblemContext:
         """The module an op ran in, or -1."""
         return int(self.index.op_modules[op])
 
+    @cached_property
+    def module_names(self) -> ModuleNames:
+        return ModuleNames(self.index)
+
     def module_label(self, module: int) -> str:
-        return self.data.modules[module].label
+        return self.module_names.label(module)
 
     def module_type(self, module: int) -> str:
         return self.data.modules[module].type if module >= 0 else ""

@@ -221,8 +221,9 @@ def _origin(context: ProblemContext, value: int) -> str:
         kind = context.kind(value)
         return f"from {kind} {name}" if name else f"from a{'n' * kind.startswith(tuple('aeiou'))} {kind}"
     module = context.module(maker)
-    path = context.data.modules[module].path if module >= 0 else ""
-    return f"from {context.at_line(maker)}{f' ({path})' if path else ''}"
+    if module < 0 or context.module_label(module) == context.module_type(module):  # the only model
+        return f"from {context.at_line(maker)}"
+    return f"from {context.at_line(maker)} ({context.module_label(module)})"
 
 
 def _row(context: ProblemContext, value: int) -> int:

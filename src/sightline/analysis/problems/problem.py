@@ -137,10 +137,12 @@ def merge_findings(context: ProblemContext, findings: Iterable[tuple[Check, Find
     problems: list[tuple[int, Problem]] = []  # with the first op; findings without an op come last
     for group in groups.values():
         check, first = group[0]
+        named = context.module_names.text
         ops = [finding.op for _, finding in group if finding.op >= 0]
         modules = tuple(dict.fromkeys(finding.module for _, finding in group if finding.module >= 0))
         problem = Problem(
-            kind=check.kind, severity=check.severity, title=first.title, why=first.why or check.why,
+            kind=check.kind, severity=check.severity, title=named(first.title),
+            why=named(first.why or check.why),
             module=_label([context.module_label(module) for module in modules]),
             modules=tuple(context.data.modules[module].path for module in modules),
             place=first.place or context.place(first.frame), op=_id_or_none(first.op),

@@ -187,8 +187,8 @@ def parameters_without_optimizer(context: ProblemContext) -> Iterator[Finding]:
         if not any(name in record.optimized for name in owner if owner[name] == root):
             if not _created_here(context, root, names):  # its optimizer may step outside the recording
                 continue
-            type, count = context.module_type(root), len(names)
-            title = f"{type} gets gradients in {count} parameters; no optimizer holds any"
+            label, count = context.module_label(root), len(names)
+            title = f"{label} gets gradients in {count} parameters; no optimizer holds any"
             frame = context.call_frame(context.first_call(root))
             yield Finding(title, root, frame, parameter=names[0])
         else:

@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
+from sightline.errors import NativeUnavailable
 from sightline.recording.native import trusted_files
 from sightline.recording.native.compiler import sources_digest
 
@@ -34,7 +35,10 @@ def facts_of_wheel(sources: Path, soabi: str, machine: str) -> dict[str, str]:
 
 
 def find_prebuilt(torch: str, sources: Path, folder: Path) -> Path | None:
-    """The engine for this version of torch and this Python; None if there is none, or of other sources."""
+    """The engine for this version of torch and this Python; None if there is none, or of other sources.
+
+    Raises NativeUnavailable where another user could have changed it.
+    """
     published = _PUBLISHED.fullmatch(torch)
     if published is None:
         return None
@@ -43,6 +47,8 @@ def find_prebuilt(torch: str, sources: Path, folder: Path) -> Path | None:
         return None
     try:
         facts = json.loads(trusted_files.read_text(folder / FACTS) or "")
+    except NativeUnavailable:  # a ValueError, too
+        raise
     except (OSError, ValueError):
         return None
     here = facts_of_wheel(sources, str(sysconfig.get_config_var("SOABI")), platform.machine())

@@ -20,6 +20,9 @@ from typing import Final
 from sightline.errors import NativeUnavailable
 
 CACHE: Final = "SIGHTLINE_CACHE"
+#: The folder of the package: engines in it were installed, and no other cache changes who may write them.
+_PACKAGE: Final = Path(__file__).parents[2]
+_OWN: Final = "let it belong to you or to root, and let nobody else write it (chmod go-w)"
 _MOST_LINKS: Final = 40
 
 
@@ -56,9 +59,10 @@ def open_file(path: Path) -> int:
     info = os.fstat(file)
     if not stat.S_ISREG(info.st_mode) or not _is_own(info) or _others_write(info, sticky_is_safe=False):
         os.close(file)
+        repair = f"remove it, or set {CACHE} to a folder of your own"
         raise NativeUnavailable(
-            f"The native engine in {path.parent} is not loaded, because another user owns it or can write "
-            f"it: remove it, or set {CACHE} to a folder of your own."
+            f"The native engine in {path.parent} is not loaded, because another user owns {path.name} or can "
+            f"write it: {_OWN if _is_installed(path) else repair}."
         )
     return file
 
@@ -161,14 +165,23 @@ def _is_private_group(number: int) -> bool:
 
 
 def _refused(folder: Path, part: str) -> NativeUnavailable:
+    why = f"because another user owns or can change {part}"
+    if _is_installed(folder):
+        return NativeUnavailable(f"The native engine in {folder} is not loaded, {why}: {_OWN}.")
     return NativeUnavailable(
-        f"The native engine is neither built nor loaded in {folder}, because another user owns or can change "
-        f"{part}: set {CACHE} to a folder of your own."
+        f"The native engine is neither built nor loaded in {folder}, {why}: "
+        f"set {CACHE} to a folder of your own."
     )
 
 
 def _unreadable(folder: Path) -> NativeUnavailable:
+    other = "" if _is_installed(folder) else f", or set {CACHE} to another folder"
     return NativeUnavailable(
         f"The native engine in {folder} cannot be read by this user: make it readable with "
-        f"`chmod -R a+rX`, or set {CACHE} to another folder."
+        f"`chmod -R a+rX`{other}."
     )
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a path is inside the package itself."""
+    return path.absolute().is_relative_to(_PACKAGE)
