@@ -183,9 +183,16 @@ def at_places(
     failed = [
         Failure(kind, number, str(place), what)
         for number, place in enumerate(chosen)
-        for what in trials.wrong(phase, place)
+        for what in _wrong(trials, phase, place)
     ]
     return len(chosen), failed
+
+
+def _wrong(trials: Trials, phase: str, place: Place) -> list[str]:
+    try:
+        return trials.wrong(phase, place)
+    except Exception as error:  # of the recorder, in the program that it records
+        return [f"{type(error).__name__}: {error}"]
 
 
 def at_random(engine: str, kept: str, seeds: range, folder: Path) -> list[Failure]:

@@ -37,9 +37,11 @@ class EventGate:
     def leave(self) -> None:
         """An event has ended."""
         thread = get_ident()
-        count = self._inside.pop(thread) - 1
-        if count:
+        count = self._inside.get(thread, 0) - 1  # none if an interrupt came in between
+        if count > 0:
             self._inside[thread] = count
+        else:
+            self._inside.pop(thread, None)
 
     def close(self) -> None:
         """Let no more events of other threads in, and wait for those they are in. Safe to call again.
