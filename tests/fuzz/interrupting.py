@@ -191,7 +191,7 @@ def at_places(
 def _wrong(trials: Trials, phase: str, place: Place) -> list[str]:
     try:
         return trials.wrong(phase, place)
-    except Exception as error:  # of the recorder, in the program that it records
+    except Exception as error:  # noqa: BLE001 — of the recorder, in the program that it records
         return [f"{type(error).__name__}: {error}"]
 
 

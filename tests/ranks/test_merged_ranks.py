@@ -317,7 +317,7 @@ def test_the_first_screen_of_a_healthy_job_says_that_no_problem_was_found(tmp_pa
     assert "problems none found; not looked at: the numbers in tensors (no statistics)" in screen
 
 
-def test_the_first_screen_of_a_large_job_says_that_ranks_were_gap_texts(
+def test_the_first_screen_of_a_large_job_says_that_ranks_were_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_ranks(tmp_path / "run.sight", faulty, WORLD, stats=True)

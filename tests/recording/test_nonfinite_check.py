@@ -338,7 +338,7 @@ def test_no_false_alarm_on_real_architectures(architecture: Architecture) -> Non
     assert run(allowed).info["checked"] > 10
 
 
-def test_copies_of_what_was_looked_at_are_gap_texts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_what_was_looked_at_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[torch.dtype] = []
 
     def noted(tensor: Any) -> bool:

@@ -48,7 +48,7 @@ def train(
 
 
 @pytest.mark.parametrize("stats", [False, True])
-def test_a_healthy_run_has_none_and_says_what_was_gap_texts(stats: bool) -> None:
+def test_a_healthy_run_has_none_and_says_what_was_not_looked_at(stats: bool) -> None:
     line = problems_line(train(stats=stats))
     assert line.startswith("problems  none found")
     assert ("numbers in tensors" in line) is not stats
@@ -285,7 +285,7 @@ def test_gradients_that_are_0_in_the_last_two_steps_are_a_problem() -> None:
     assert "the norm of the gradients is 0 in every step from step 4 on" in str(t.problems())
 
 
-def test_calls_on_another_thread_are_gap_texts() -> None:
+def test_calls_on_another_thread_are_not_looked_at() -> None:
     model = loops.net()
     with sl.trace(model, stats=True, engine="native") as t:
         model(torch.randn(2, 4))

@@ -54,7 +54,7 @@ def test_what_where_and_why() -> None:
     assert str(problems(mixed())) == MIXED
 
 
-def test_nothing_wrong_says_so_and_what_was_gap_texts() -> None:
+def test_nothing_wrong_says_so_and_what_was_not_looked_at() -> None:
     head, looked, *rest = str(problems(make_trace(backward=False))).splitlines()
     assert head == "problems: none found in 46 ops"
     assert looked.startswith(f"looked for {len(KINDS)} kinds: numbers that are not finite, gradients, losses")

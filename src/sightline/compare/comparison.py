@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from sightline.compare.common_part import common_part
 from sightline.compare.divergence import Divergence, Divergences, number
 from sightline.compare.notes import (
     compared_level,
@@ -365,9 +366,9 @@ def compare(
     """Compare two recordings."""
     level, notes = compared_level(a.raw, b.raw)
     first, second = step if isinstance(step, tuple) else (step, step)
+    span_a, span_b = common_part(a, b) if step is None else (span_of(a, first), span_of(b, second))
     key_ids: dict[Any, int] = {}
-    one = Side(a, level, key_ids, span_of(a, first))
-    other = Side(b, level, key_ids, span_of(b, second))
+    one, other = Side(a, level, key_ids, span_a), Side(b, level, key_ids, span_b)
     notes += [*recording_notes(one, "a"), *recording_notes(other, "b"), *value_notes(one, other, values)]
     alignment = Alignment(one, other, ValueComparer(one, other, rtol, atol, values), rename)
     return Comparison(alignment, level, notes)

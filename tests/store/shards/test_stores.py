@@ -76,7 +76,7 @@ def test_captures_come_in_their_order_over_all_shards(tmp_path: Path) -> None:
     assert store.captures() == infos
 
 
-def test_temporary_and_other_files_are_gap_texts(tmp_path: Path) -> None:
+def test_temporary_and_other_files_are_not_looked_at(tmp_path: Path) -> None:
     info = capture()
     written(tmp_path, info)
     for name in (".000007.safetensors.part", "x.safetensors", "q.pt", "notes.txt"):

@@ -1,7 +1,16 @@
-// The meaning of the keys, in a dialog that `?` opens.
+// The keys: which does what, and the dialog about them that `?` opens.
 
 import type { JSX } from "preact";
 import { useRef } from "preact/hooks";
+import type { State, Tab } from "../state";
+
+/** The tabs in the middle, in the order of their keys. */
+export const TABS: [Tab, string][] = [
+  ["problems", "Problems"],
+  ["graph", "Graph"],
+  ["source", "Source"],
+  ["cost", "Cost"],
+];
 
 const KEYS: [string[], string][] = [
   [["/"], "search; enter selects what is found"],
@@ -43,4 +52,28 @@ export function KeysButton(): JSX.Element {
       </dialog>
     </>
   );
+}
+
+/** Do what a key does wherever the focus is; the tree, the graph and the timeline have keys of their own. */
+export function shortcut(state: State, event: KeyboardEvent): void {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
+  if (isTyping) {
+    if (event.key === "Escape") focusTree();
+    return;
+  }
+  const tab = TABS[Number(event.key) - 1];
+  if (tab) state.tab.value = tab[0];
+  else if (event.key === "Escape") state.deselect();
+  else if (event.key === "z" && state.selectedSpan) state.zoom(state.selectedSpan);
+  else if (event.key === "0") state.zoom();
+  else if (event.key === "?") document.getElementById("keys")?.click();
+  else if (event.key === "/") {
+    document.getElementById("search")?.focus();
+    event.preventDefault();
+  }
+}
+
+export function focusTree(): void {
+  document.getElementById("tree")?.focus();
 }

@@ -2,12 +2,12 @@
 
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
-import type { State, Tab } from "../state";
+import type { State } from "../state";
 import { bytesText, countText, timeText } from "../text";
 import { CostView } from "./cost";
 import { Detail } from "./detail";
 import { GraphView } from "./graph";
-import { KeysButton } from "./keys";
+import { KeysButton, shortcut, TABS } from "./keys";
 import { Problems } from "./problems";
 import { SourceView } from "./source";
 import { ThemeButton } from "./theme";
@@ -32,13 +32,6 @@ export function Page({ state, before }: { state: State; before?: JSX.Element }):
     </div>
   );
 }
-
-const TABS: [Tab, string][] = [
-  ["problems", "Problems"],
-  ["graph", "Graph"],
-  ["source", "Source"],
-  ["cost", "Cost"],
-];
 
 function Middle({ state }: { state: State }): JSX.Element {
   const tab = state.tab.value;
@@ -106,27 +99,4 @@ function Header({ state, before }: { state: State; before?: JSX.Element | undefi
       <ThemeButton />
     </header>
   );
-}
-
-function shortcut(state: State, event: KeyboardEvent): void {
-  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-  const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
-  if (isTyping) {
-    if (event.key === "Escape") focusTree();
-    return;
-  }
-  const tab = TABS[Number(event.key) - 1];
-  if (tab) state.tab.value = tab[0];
-  else if (event.key === "Escape") state.deselect();
-  else if (event.key === "z" && state.selectedSpan) state.zoom(state.selectedSpan);
-  else if (event.key === "0") state.zoom();
-  else if (event.key === "?") document.getElementById("keys")?.click();
-  else if (event.key === "/") {
-    document.getElementById("search")?.focus();
-    event.preventDefault();
-  }
-}
-
-export function focusTree(): void {
-  document.getElementById("tree")?.focus();
 }

@@ -7,7 +7,7 @@ import { NO_FILTER } from "../data/search";
 import { ALL } from "../data/stretch";
 import type { State } from "../state";
 import { bytesText, timeText } from "../text";
-import { focusTree } from "./page";
+import { focusTree } from "./keys";
 import { useVirtualRows } from "./virtual_rows";
 
 const HEIGHT = 24; // pixels of a row
