@@ -45,7 +45,8 @@ def _module_calls(run: Run) -> int:
     """How many calls of modules a recording has: of compiled code only those from outside."""
     facts = run.program.facts
     if facts.compiled:
-        return sum(sum(facts.content(step).calls.values()) for step in range(facts.steps))
+        outermost = sum(sum(facts.content(step).calls.values()) for step in range(facts.steps))
+        return outermost * (1 + facts.parts)
     return len(run.truth.calls)
 
 
@@ -87,7 +88,8 @@ def audit_sql(run: Run) -> Auditor:
             return next(asked.rows)[0]
 
     auditor.equal(one("select count(*) from module_calls"), _module_calls(run), "module calls")
-    called = len(facts.calls) if facts.compiled else len({id(call.module) for call in truth.calls})
+    modules = len({id(call.module) for call in truth.calls})
+    called = len(facts.calls) * (1 + facts.parts) if facts.compiled else modules
     auditor.equal(one("select count(distinct module) from module_calls"), called, "modules that were called")
     auditor.equal(one("select count(*) from steps"), facts.steps, "steps")
     total = sum(each.numel() for each in truth.parameters().values())

@@ -46,6 +46,7 @@ class Facts:
     unused: bool = False  #: whether a part of the model has no gradient
     gradients: int = 0  #: calls of `torch.autograd.grad`
     compiled: bool = False  #: whether `torch.compile` runs inside
+    parts: int = 0  #: modules that an outermost call of a program with compiled code calls in plain sight
     distributed: bool = False  #: whether torch wraps the model for several processes
     parallel: bool = False  #: whether several threads run modules
     contents: tuple[Content, ...] = ()  #: of each step, where they differ

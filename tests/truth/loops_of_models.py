@@ -349,6 +349,7 @@ def compiled_part(rng: random.Random, net: Architecture) -> Loop:
         loss_read=True,
         norm_read=clip.startswith("norms"),
         compiled=True,
+        parts=2,
     )
     setup = text("torch._dynamo.reset()", "model = Partly()", f"optimizer = {of.text}")
     return Loop(setup, body, facts, f"\n{dedent(functions).strip()}\n")
