@@ -169,7 +169,8 @@ def test_custom_ops_of_torch_library() -> None:
     # From torch 2.15 on the dispatcher runs such an op without an event, as torch's profiler shows.
     with torch.profiler.profile() as profile:
         doubled(torch.ones(2))
-    if "sightline_test::twice" in [event.name for event in profile.events()]:
+    events = [event.name for event in profile.events()]
+    if "sightline_test::twice" in events or t.info["engine"] == "python":
         assert aten(t) == ["ones", "sightline_test::twice", "sightline_test::bump", "sum"]
     else:
         assert aten(t) == ["ones", "mul.Tensor", "add_.Tensor", "sum"]

@@ -397,3 +397,23 @@ def test_an_input_that_a_function_copies_is_told_as_it_was_given() -> None:
     with pytest.raises(RuntimeError) as caught, sl.trace(layer):
         layer(torch.ones(2, 3, 4, 4).movedim(1, -1))
     assert " f32[32, 3] = movedim, " in caught.value.__notes__[0]
+
+
+def test_a_loss_that_is_replaced_in_each_step_is_not_kept() -> None:
+    """A step of LBFGS returns the loss of its first closure, which lives until the next step has ended."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 1))
+    x = torch.linspace(-1, 1, 200).reshape(50, 4)
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=1, max_iter=5)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (net(x) - x.sin().sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        return loss
+
+    with sl.trace(net) as t:
+        for _ in range(4):
+            loss = optimizer.step(closure)
+    assert loss is not None
+    assert not [problem for problem in t.problems() if problem.kind == "graph-kept"]

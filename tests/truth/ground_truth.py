@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 from unittest import mock
@@ -234,7 +235,7 @@ class Observer:
         self._stack = ExitStack()
         self._began = 0
         self._before_clipping: dict[int, float] = {}  #: norms of gradients since the last backward pass
-        self._source = open(file, encoding="utf-8").read().splitlines()  # noqa: SIM115
+        self._source = Path(file).read_text("utf-8").splitlines()
 
     def __call__(self, *models: nn.Module, **_: Any) -> Self:
         self.truth.models = models

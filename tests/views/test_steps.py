@@ -444,3 +444,57 @@ def test_a_step_of_several_optimizers_ends_with_the_last_of_them_wherever_the_cu
     whole, *_ = step_summaries(_last_ops_of_steps(10_000, optimizers=2).index)
     steps = step_summaries(_last_ops_of_steps(count, optimizers=2).index)
     assert {step.ops for step in steps[1:]} <= {whole.ops}
+
+
+@pytest.mark.parametrize("reads", [0, 1, 2])
+@pytest.mark.parametrize("loss", ["(a + b) / 2", "(a + b) * 0.25", "(a * b).sum() / 5"])
+def test_a_loss_is_what_its_backward_pass_starts_from_whether_it_is_read_or_not(
+    reads: int, loss: str
+) -> None:
+    """In no step, in each, or in every other one."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    truth = []
+    with sl.trace(net, stats=True) as t:
+        for step in range(4):
+            a, b = net(torch.ones(2, 3)).square().mean(), net(torch.rand(2, 3)).abs().mean()
+            whole = eval(loss, {"a": a, "b": b})
+            optimizer.zero_grad()
+            whole.backward()
+            optimizer.step()
+            truth.append(whole)
+            if reads and step % reads == 0:
+                whole.item()
+    shown = [step.losses[0][0] for step in step_summaries(t.index)]
+    assert shown == pytest.approx([each.item() for each in truth])
+    assert "divided" not in str(t)
+    assert "multiplied" not in str(t)
+
+
+def test_a_loss_that_is_read_before_its_division_is_shown_so_in_every_step() -> None:
+    net, truth = nn.Linear(3, 1), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with sl.trace(net, stats=True) as t:
+        for step in range(4):
+            loss = net(torch.rand(2, 3)).square().mean()
+            truth.append(loss)
+            if step != 1:
+                loss.item()
+            (loss / 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [step.losses[0][0] for step in step_summaries(t.index)] == pytest.approx(
+        [each.item() for each in truth]
+    )
+
+
+def test_an_optimizer_that_finds_no_gradient_has_no_norm() -> None:
+    net, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with sl.trace(net, stats=True) as t:
+        for _ in range(3):
+            net(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [step.norm for step in step_summaries(t.index)] == [None] * 3

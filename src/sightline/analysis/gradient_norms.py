@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,7 +95,7 @@ class GradientNorms:
 
     @cached_property
     def _updates(self) -> list[OptimizerStep]:
-        return sorted(optimizer_steps(self._data), key=lambda each: each.info.first_op)
+        return sorted(optimizer_steps(self._data), key=lambda each: each.info.end_op)
 
     @cached_property
     def _optimizers(self) -> list[dict[str, Any]]:
@@ -104,12 +104,13 @@ class GradientNorms:
         return [row if isinstance(row, dict) else {} for row in listed] if isinstance(listed, list) else []
 
     def _updates_of(self, step: StepInfo) -> list[OptimizerStep]:
-        begins = self._begins
-        return self._updates[bisect_left(begins, step.first_op) : bisect_left(begins, step.end_op)]
+        """The updates in a step: also one that ran no op, because it found no gradient."""
+        ends = self._ends
+        return self._updates[bisect_right(ends, step.first_op) : bisect_right(ends, step.end_op)]
 
     @cached_property
-    def _begins(self) -> list[int]:
-        return [each.info.first_op for each in self._updates]
+    def _ends(self) -> list[int]:
+        return [each.info.end_op for each in self._updates]
 
     @cached_property
     def _in_turns(self) -> set[int]:

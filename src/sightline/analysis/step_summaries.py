@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -18,7 +19,7 @@ from sightline.analysis.memory import memory_of
 from sightline.data.index import Index
 from sightline.data.optimizer_steps import OptimizerStep, optimizer_steps
 from sightline.data.trace_data import I64, KINDS, LEVELS, MUTATES, PHASES, REQUIRES_GRAD, StepInfo, TraceData
-from sightline.data.training_steps import innermost_steps, may_lack_beginning, scaler_updates
+from sightline.data.training_steps import innermost_steps, is_of_a_scaler, may_lack_beginning, scaler_updates
 from sightline.errors import NothingMatched, UsageError
 from sightline.hints import Hint
 from sightline.patterns import bare_name
@@ -207,27 +208,72 @@ class _ScalarReader:
         self._index, self._data = index, index.raw
         self._frames: dict[tuple[int, ...], int] = {}  # of what starts backward passes, the first
         self._origin = cache(self._find_origin)  # the chains of a counter, read at every step, overlap
+        self._shown = cache(self._find_shown)
 
     def losses(self, step: StepInfo) -> tuple[tuple[tuple[float, ...], ...], tuple[BackwardPasses, ...]]:
         """The known losses of a step by what started their backward pass, and these passes."""
-        groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # the op and the value of each loss
-        for op, value, frame in self._roots:
-            if step.first_op <= op < step.end_op:
-                source = *self._expression(frame), self._next_optimizer(op)
-                self._frames.setdefault(source, frame)
-                groups.setdefault(source, []).append((op, value))
         losses, passes = [], []
-        for source, roots in groups.items():
-            numbers = [self.number(self._same_number(value)) for _, value in roots]
+        for source, all_roots in self._sources.items():
+            first, end = (bisect_left(all_roots, (op,)) for op in (step.first_op, step.end_op))
+            roots = all_roots[first:end]
+            if not roots:
+                continue
+            shown = self._shown(source)
+            numbers = [self._loss(value, shown) for _, value in roots]
             known = [number for number in numbers if number is not None]
             if known:
                 losses.append(tuple(known))
-                weights = {self._weight(value) for _, value in roots}
+                weights = {self._weight(value, shown) for _, value in roots}
                 before, after, _ = next(iter(weights)) if len(weights) == 1 else (1.0, 1.0, ())
                 adds_up = len(weights) == 1 and self._are_of_one_update([op for op, _ in roots])
                 frame = self._frames[source]
                 passes.append(BackwardPasses(frame, len(roots), len(known), before, after, adds_up))
         return tuple(losses), tuple(passes)
+
+    @cached_property
+    def _sources(self) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+        """The op and the value of each loss in order, by the expression that starts its pass."""
+        sources: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for op, value, frame in self._roots:
+            source = *self._expression(frame), self._next_optimizer(op)
+            self._frames.setdefault(source, frame)
+            sources.setdefault(source, []).append((op, value))
+        return sources
+
+    def _find_shown(self, source: tuple[int, ...]) -> int:
+        """Which number of a loss is shown, counted from the one that the backward pass starts from.
+
+        It is the one that the program reads, also in steps in which it reads none. Else it is the one that
+        the pass starts from, unless several passes share an update: then it is that before their division.
+        """
+        roots = self._sources[source]
+        chains = [self._same_number(value) for _, value in roots]
+        reads = [at for chain in chains for at, value in enumerate(chain) if value in self._read]
+        if reads:
+            return min(reads)
+        begins, ends = self._updates
+        ops = np.array([op for op, _ in roots], dtype=np.int64)
+        updates = np.searchsorted(ends, ops, side="right")
+        inside = updates < len(begins)
+        inside[inside] = ops[inside] >= begins[updates[inside]]  # evaluations of a closure share no update
+        if len(np.unique(updates[~inside])) == np.count_nonzero(~inside):
+            return 0
+        measured = [
+            at for chain in chains for at, value in enumerate(chain) if self._index.numbers(value) is not None
+        ]
+        return max(measured, default=0)
+
+    def _loss(self, root: int, shown: int) -> float | None:
+        """A number of a loss: as it was read or measured, else by the divisions between it and another."""
+        chain = self._same_number(root)
+        known = self._known(chain)
+        if known is None:
+            return None
+        at, number = known
+        shown = min(shown, len(chain) - 1)
+        divisors = [self._divisor(value) for value in chain]
+        divisor = math.prod(divisors[shown:at])  # 0 where the program multiplies by infinity
+        return (number / divisor if divisor else number * math.inf) * math.prod(divisors[at:shown])
 
     def _expression(self, frame: int) -> tuple[int, ...]:
         """The user's expression that a frame is in: a closure's is one, wherever it is called from."""
@@ -254,16 +300,13 @@ class _ScalarReader:
         inside = sum(op >= begins[update] for op in ops) if update < len(begins) else 0
         return not updates and inside < 2
 
-    def _weight(self, root: int) -> tuple[float, float, tuple[int, ...]]:
-        """How a loss is weighted: its divisor when it was read, its further one before its backward pass.
+    def _weight(self, root: int, shown: int) -> tuple[float, float, tuple[int, ...]]:
+        """How a loss is weighted: its divisor when it is shown, its further one before its backward pass.
 
         Besides, the values that are no constants by which it is multiplied: the scale of a scaler.
         """
         chain = self._same_number(root)
-        shown = next((at for at, value in enumerate(chain) if value in self._read), None)
-        if shown is None:
-            measured = [at for at, value in enumerate(chain) if self._index.numbers(value) is not None]
-            shown = measured[-1] if measured else len(chain) - 1
+        shown = min(shown, len(chain) - 1)
         divisors = [self._divisor(value) for value in chain]
         factors: list[int] = []
         for value, earlier in pairwise(chain[: shown + 1]):
@@ -339,13 +382,18 @@ class _ScalarReader:
 
     def number(self, values: Sequence[int]) -> float | None:
         """The number that was read from the first of these values that was read; else from its statistics."""
-        for value in values:
+        known = self._known(values)
+        return None if known is None else known[1]
+
+    def _known(self, values: Sequence[int]) -> tuple[int, float] | None:
+        """That number, and the place of its value."""
+        for at, value in enumerate(values):
             if value in self._read:
-                return self._read[value]
-        for value in reversed(values):
+                return at, self._read[value]
+        for at, value in reversed([*enumerate(values)]):
             stats = self._index.numbers(value)
             if stats is not None:
-                return math.nan if stats.nans else stats.mean if not stats.infs else math.inf
+                return at, math.nan if stats.nans else stats.mean if not stats.infs else math.inf
         return None
 
     @cached_property
@@ -386,6 +434,8 @@ class _ScalarReader:
             return inputs[0]
         if name in _QUOTIENTS and len(inputs) > 1:  # before the division it is a sum over tokens, not a loss
             return -1
+        if len(inputs) > 1 and not is_of_a_scaler(self._data, int(values.producer[value])):
+            return -1  # a loss is shown without the scale; of another factor the number is not known
         # Of the factors of a product, the one that is not a constant.
         trained = [each for each in inputs if values.flags[each] & REQUIRES_GRAD]
         computed = [each for each in inputs if self._producer(each)[0] not in ("", "tensor")]

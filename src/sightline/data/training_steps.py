@@ -42,6 +42,7 @@ _PAUSE: Final = 50_000_000
 _FIRST_OPTIMIZER: Final = -2  # -1 is no storage
 #: The op of a gradient scaler at the end of each step, whether the optimizer stepped or not.
 SCALER_UPDATE: Final = "_amp_update_scale_"
+_SCALER_FILE: Final = "amp/grad_scaler.py"
 
 
 def steps_of(index: Index) -> list[StepInfo]:
@@ -388,3 +389,10 @@ def scaler_updates(data: TraceData) -> list[int]:
     aten = updates & (ops.level == LEVELS.index("aten"))
     ids: list[int] = np.flatnonzero(aten if aten.any() else updates).tolist()
     return ids
+
+
+def is_of_a_scaler(data: TraceData, op: int) -> bool:
+    """Whether a gradient scaler ran an op, to multiply a loss by its scale."""
+    frame = int(data.ops.frame[op])
+    file = data.codes[int(data.frames.code[frame])].file if frame >= 0 else ""
+    return file.replace("\\", "/").endswith(_SCALER_FILE)

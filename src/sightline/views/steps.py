@@ -154,9 +154,12 @@ def _range(counts: Collection[int]) -> str:
 
 
 def _division(passes: BackwardPasses) -> str:
-    """What the program had done to a loss that is shown, or does to it before its backward pass."""
+    """What the program had done to a loss that is shown, or does to it before its backward pass.
+
+    The division of the loss of one pass, as in ``(real + fake) / 2``, is a part of it.
+    """
     before, after = passes.divided_before, passes.divided_after
-    texts = [f"already {_scaling(before)}"] if before != 1 else []
+    texts = [f"already {_scaling(before)}"] if before != 1 and passes.count > 1 else []
     texts += [f"then {_scaling(after)}"] if after != 1 else []
     return f" ({', '.join(texts)})" if texts else ""
 

@@ -19,6 +19,7 @@ from sightline.analysis.problems.context import BACKWARD, MATMULS, ProblemContex
 from sightline.analysis.problems.losses import PROBABILITIES, computed_by
 from sightline.analysis.problems.problem import Finding, Severity, check, names_text
 from sightline.data.index import Index
+from sightline.data.training_steps import is_of_a_scaler
 from sightline.notation import number_text
 
 _LOGARITHMS: Final = frozenset("log log2 log10".split())
@@ -32,7 +33,6 @@ _STEEP: Final = frozenset("sqrt norm linalg_vector_norm pow std var _euclidean_d
 #: Ops, apart from multiplications of matrices, whose result overflows where their inputs are too large.
 _GROWING: Final = frozenset("mul pow sum square mse_loss".split())
 _EPSILON: Final = "1e-6"
-_SCALER_FILE: Final = "amp/grad_scaler.py"
 _HUGE: Final = 1e18  #: the product of two such numbers overflows float32
 
 
@@ -128,7 +128,7 @@ def cause(context: ProblemContext, op: int) -> tuple[str, str]:
         limit = f"{name} of more than 88 is no float32"
         repair = f"{limit}. Subtract the maximum first, as softmax and logsumexp do, or .clamp(max=…) it."
         return f"numbers up to {number_text(high)} come {_origin(context, inputs[0])}", repair
-    if name == "mul" and _is_of_scaler(context, op):
+    if name == "mul" and is_of_a_scaler(context.data, op):
         return _scaled_loss(context, inputs)
     if name in MATMULS | _GROWING and max(_range(context, each)[1] for each in inputs) > _HUGE:
         return (
@@ -136,13 +136,6 @@ def cause(context: ProblemContext, op: int) -> tuple[str, str]:
             "The numbers grew too large: lower the learning rate, clip the gradients or add a norm.",
         )
     return "", ""
-
-
-def _is_of_scaler(context: ProblemContext, op: int) -> bool:
-    """Whether a gradient scaler ran an op, to multiply a loss by its scale."""
-    frame, frames = int(context.data.ops.frame[op]), context.data.frames
-    file = context.data.codes[int(frames.code[frame])].file if frame >= 0 else ""
-    return file.replace("\\", "/").endswith(_SCALER_FILE)
 
 
 def _scaled_loss(context: ProblemContext, inputs: Sequence[int]) -> tuple[str, str]:

@@ -334,13 +334,15 @@ def graph_kept(context: ProblemContext) -> Iterator[Finding]:
     """A tensor with its graph, made at one line in every step, and each is still held at the end."""
     record = context.derived(LoopRecord)
     steps = sorted(step.position for step in record.steps)
-    begins = [step.first_op for step in innermost_steps(context.index.step_infos)]
+    spans = [(step.first_op, step.end_op) for step in innermost_steps(context.index.step_infos)]
+    begins = [first for first, _ in spans]
     rows = context.data.allocations
     if len(begins) < _LEAST_STEPS + 1 or not steps or not len(rows) or context.data.info.get("last"):
         return
     data = context.data
     has_graph = (data.values.flags & REQUIRES_GRAD) != 0
     starts = data.ops.start
+    last = max((end for first, end in spans if first <= steps[-1]), default=0)
     # Storages that a tensor without a graph shares: ``loss.detach()``. Autograd detaches saved tensors.
     detached: set[int] = set()
     for view in np.flatnonzero((data.values.base >= 0) & ~has_graph).tolist():
@@ -357,8 +359,7 @@ def graph_kept(context: ProblemContext) -> Iterator[Finding]:
             continue
         if int(data.values.storage[value]) in detached:  # a tensor without a graph may keep it alive
             continue
-        freed = len(steps) if end < 0 else bisect_right(steps, int(np.searchsorted(starts, end)))
-        if freed >= len(steps):  # after the last step, or never
+        if end < 0 or int(np.searchsorted(starts, end)) >= last:  # after the last step, or never
             line = context.visible(int(context.frames[producer])), context.name(producer)
             kept.setdefault(line, {})[bisect_right(begins, producer) - 1] = value
     for by_step in kept.values():
