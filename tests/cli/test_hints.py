@@ -26,7 +26,8 @@ PYTHONS = re.compile(r'\b(stats=True|capture=True|(compiled|ops|check|time)="\w+
 NOT_ON_SCREENS = ("options.py", "integrations", "schema", "convert/tables.py", "explain/failure.py", "compat")
 PROGRAM = """
 import torch
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 compiled = torch.compile(model, backend="eager")
 for step in range(3):
