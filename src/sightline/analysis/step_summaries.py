@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
@@ -213,11 +213,7 @@ class _ScalarReader:
     def losses(self, step: StepInfo) -> tuple[tuple[tuple[float, ...], ...], tuple[BackwardPasses, ...]]:
         """The known losses of a step by what started their backward pass, and these passes."""
         losses, passes = [], []
-        for source, all_roots in self._sources.items():
-            first, end = (bisect_left(all_roots, (op,)) for op in (step.first_op, step.end_op))
-            roots = all_roots[first:end]
-            if not roots:
-                continue
+        for source, roots in self._sources_of(step):
             shown = self._shown(source)
             numbers = [self._loss(value, shown) for _, value in roots]
             known = [number for number in numbers if number is not None]
@@ -229,6 +225,15 @@ class _ScalarReader:
                 frame = self._frames[source]
                 passes.append(BackwardPasses(frame, len(roots), len(known), before, after, adds_up))
         return tuple(losses), tuple(passes)
+
+    def _sources_of(self, step: StepInfo) -> list[tuple[tuple[int, ...], list[tuple[int, int]]]]:
+        """The sources of the backward passes in a step, in the order of the first of each."""
+        found = []
+        for source, roots in self._sources.items():
+            first, end = (bisect_left(roots, (op,)) for op in (step.first_op, step.end_op))
+            if first < end:
+                found.append((source, roots[first:end]))
+        return sorted(found, key=lambda each: each[1][0])
 
     @cached_property
     def _sources(self) -> dict[tuple[int, ...], list[tuple[int, int]]]:
@@ -266,14 +271,20 @@ class _ScalarReader:
     def _loss(self, root: int, shown: int) -> float | None:
         """A number of a loss: as it was read or measured, else by the divisions between it and another."""
         chain = self._same_number(root)
-        known = self._known(chain)
-        if known is None:
-            return None
-        at, number = known
         shown = min(shown, len(chain) - 1)
         divisors = [self._divisor(value) for value in chain]
-        divisor = math.prod(divisors[shown:at])  # 0 where the program multiplies by infinity
-        return (number / divisor if divisor else number * math.inf) * math.prod(divisors[at:shown])
+        for at, number in self._known(chain):
+            first, end = sorted((at, shown))
+            if not any(map(self._is_weighted, chain[first:end])):
+                divisor = math.prod(divisors[shown:at])  # 0 where the program multiplies by infinity
+                return (number / divisor if divisor else number * math.inf) * math.prod(divisors[at:shown])
+        return None
+
+    def _is_weighted(self, value: int) -> bool:
+        """Whether a number is a product with a tensor that may be any; a loss is shown without a scale."""
+        name, inputs = self._producer(value)
+        several = name in _MULTIPLES and len(inputs) > 1
+        return several and not is_of_a_scaler(self._data, int(self._data.values.producer[value]))
 
     def _expression(self, frame: int) -> tuple[int, ...]:
         """The user's expression that a frame is in: a closure's is one, wherever it is called from."""
@@ -382,19 +393,17 @@ class _ScalarReader:
 
     def number(self, values: Sequence[int]) -> float | None:
         """The number that was read from the first of these values that was read; else from its statistics."""
-        known = self._known(values)
-        return None if known is None else known[1]
+        return next((number for _, number in self._known(values)), None)
 
-    def _known(self, values: Sequence[int]) -> tuple[int, float] | None:
-        """That number, and the place of its value."""
+    def _known(self, values: Sequence[int]) -> Iterator[tuple[int, float]]:
+        """The known numbers among values, and their places: those that were read, then those measured."""
         for at, value in enumerate(values):
             if value in self._read:
-                return at, self._read[value]
+                yield at, self._read[value]
         for at, value in reversed([*enumerate(values)]):
             stats = self._index.numbers(value)
             if stats is not None:
-                return at, math.nan if stats.nans else stats.mean if not stats.infs else math.inf
-        return None
+                yield at, math.nan if stats.nans else stats.mean if not stats.infs else math.inf
 
     @cached_property
     def _read(self) -> dict[int, float]:
@@ -434,8 +443,6 @@ class _ScalarReader:
             return inputs[0]
         if name in _QUOTIENTS and len(inputs) > 1:  # before the division it is a sum over tokens, not a loss
             return -1
-        if len(inputs) > 1 and not is_of_a_scaler(self._data, int(values.producer[value])):
-            return -1  # a loss is shown without the scale; of another factor the number is not known
         # Of the factors of a product, the one that is not a constant.
         trained = [each for each in inputs if values.flags[each] & REQUIRES_GRAD]
         computed = [each for each in inputs if self._producer(each)[0] not in ("", "tensor")]

@@ -26,11 +26,7 @@ from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
 
 #: Results that are new values of existing tensors, not part of the model's output.
-_MUTATIONS: Final = (
-    OutputKind.BUFFER_MUTATION,
-    OutputKind.PARAMETER_MUTATION,
-    OutputKind.USER_INPUT_MUTATION,
-)
+_MUTATIONS: Final = tuple(kind for kind in OutputKind if kind.name.endswith("_MUTATION"))
 
 
 @dataclass(frozen=True)
