@@ -408,7 +408,7 @@ def test_a_loss_that_is_replaced_in_each_step_is_not_kept() -> None:
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = (net(x) - x.sin().sum(1, keepdim=True)).square().mean()
+        loss: Tensor = (net(x) - x.sin().sum(1, keepdim=True)).square().mean()
         loss.backward()
         return loss
 

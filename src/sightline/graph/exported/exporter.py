@@ -18,7 +18,7 @@ from sightline.graph.exported.exported_graph import ExportedGraph, make_graph
 from sightline.graph.exported.inputs import input_names, parameter_names
 from sightline.graph.exported.program import ProgramInfo, user_inputs
 from sightline.graph.exported.torch_export import run_export
-from sightline.graph.exported.torchapi import guards_of, pytree
+from sightline.graph.exported.torchapi import children_of, guards_of, pytree
 
 
 @check_arguments
@@ -162,7 +162,7 @@ def _export_program(
     left_out = result.output_structure.left_out
     if left_out:
         info["left_out"] = [f"output{path} ({kind})" for path, kind in left_out.items()]
-    by_keyword = tuple(program.call_spec.in_spec.children()[1].context or ())
+    by_keyword = tuple(children_of(program.call_spec.in_spec)[1].context or ())
     return program, ProgramInfo(sizes, result.output_structure, tuple(names), by_keyword, leaves, info)
 
 

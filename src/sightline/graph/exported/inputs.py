@@ -12,7 +12,7 @@ import torch
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.exported.dynamic import Dynamic
-from sightline.graph.exported.torchapi import pytree
+from sightline.graph.exported.torchapi import children_of, pytree
 from sightline.notation import tensor_text
 from sightline.patterns import did_you_mean
 
@@ -113,7 +113,7 @@ class InputSpec:
 
     def _raise_structure_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error that names the input built differently from the example."""
-        specs = [child for part in self.spec.children() for child in part.children()]
+        specs = [child for part in children_of(self.spec) for child in children_of(part)]
         values = [*args, *kwargs.values()]
         for name, value, expected in zip((*self.positional, *self.keywords), values, specs, strict=True):
             spec = pytree.tree_structure(value)
@@ -164,7 +164,7 @@ class InputSpec:
 
 def _reorder_keys(value: Any, spec: pytree.TreeSpec) -> Any:
     """The value with the keys of its dicts in the example's order, which torch requires."""
-    kind, parts = spec.type, spec.children()
+    kind, parts = spec.type, children_of(spec)
     if kind is dict and type(value) is dict and value.keys() == set(spec.context):
         return {key: _reorder_keys(value[key], part) for key, part in zip(spec.context, parts, strict=True)}
     if kind in (list, tuple) and type(value) is kind and len(value) == len(parts):

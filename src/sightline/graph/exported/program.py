@@ -21,7 +21,7 @@ from sightline.data.trace_data import TensorMeta
 from sightline.graph.exported.dynamic import Dimension, Dynamic
 from sightline.graph.exported.inputs import InputSpec
 from sightline.graph.exported.outputs import OutputStructure
-from sightline.graph.exported.torchapi import OpOverload, op_schema, pytree, size_hint
+from sightline.graph.exported.torchapi import OpOverload, children_of, op_schema, pytree, size_hint
 from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
 
@@ -66,7 +66,7 @@ class ProgramInfo:
     @classmethod
     def from_program(cls, program: torch.export.ExportedProgram) -> ProgramInfo:
         """The facts that can be read from an archive of another tool."""
-        args, kwargs = program.call_spec.in_spec.children()
+        args, kwargs = children_of(program.call_spec.in_spec)
         names = tuple(name for name, _ in user_inputs(program))
         flat = [(name, fake) for name, fake in user_inputs(program) if isinstance(fake, torch.Tensor)]
         dimensions = tuple(
@@ -78,7 +78,7 @@ class ProgramInfo:
         note = "This archive was not written by sightline: it does not say which line fixed a size."
         positional = []
         leaf = 0
-        for index, child in enumerate(args.children()):
+        for index, child in enumerate(children_of(args)):
             positional.append(names[leaf] if child.num_leaves == 1 else f"args[{index}]")
             leaf += child.num_leaves
         return cls(

@@ -17,6 +17,12 @@ OpOverload: Final[Any] = torch._ops.OpOverload
 GUARD_LOGGER: Final = "torch.fx.experimental.symbolic_shapes"
 
 
+def children_of(spec: Any) -> list[Any]:
+    """The structures inside of a structure: a method in new versions of torch, an attribute in old ones."""
+    children = getattr(spec, "children", None)
+    return list(spec.children_specs if children is None else children())
+
+
 def op_schema(target: Any) -> Any:
     """The schema of the op that a node calls; None for a Python function."""
     return getattr(target, "_schema", None)
