@@ -166,6 +166,20 @@ def test_losses_of_several_lines_say_by_how_much_each_was_divided() -> None:
     assert re.search(r":\d+ \(then divided by 2\) and \S+:\d+ \(already divided by 2\)$", note)
 
 
+def test_a_division_that_is_a_part_of_the_loss_is_not_named() -> None:
+    one, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
+    x = torch.randn(3, 4)
+    with sl.trace(one, other, stats=True) as t:
+        for _ in range(2):
+            (one(x).square().mean() / 2).backward()
+            optimizers[0].step()
+            (other(x).square().mean() + other(x).abs().mean()).div(2).backward()
+            optimizers[1].step()
+    note = next(line for line in str(t).splitlines() if line.startswith("loss "))
+    assert "divided" not in note
+
+
 def test_the_forward_pass_of_the_step_that_failed_is_named_as_that() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -102,12 +102,13 @@ def _losses_note(index: Index, steps: Sequence[StepSummary]) -> str:
     parts = []
     longest = max(rows, key=len, default=())
     if len(longest) > 1 and all(row == longest[: len(row)] for row in rows) and all(names.values()):
-        divided = any(_division(passes) for passes in sources.values())
+        scaled = any(passes.divided_after != 1 or passes.count > 1 for passes in sources.values())
+        divided = any(_division(passes, scaled) for passes in sources.values())
         each = []
         for frame, passes in sources.items():
             count = sum(frame in (own.frame for own in step.passes) for step in steps)
             some = f" in {count:,} of the steps" if count < len(steps) else ""
-            each.append(f"{names[frame]}{_division(passes)}{some}")
+            each.append(f"{names[frame]}{_division(passes, scaled)}{some}")
         parts.append(f"of the backward passes at {' and '.join(each) if divided else ', '.join(each)}")
     several = [passes for passes in every if passes.count > 1]
     if several:
@@ -153,13 +154,13 @@ def _range(counts: Collection[int]) -> str:
     return "…".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
 
 
-def _division(passes: BackwardPasses) -> str:
-    """What the program had done to a loss that is shown, or does to it before its backward pass.
+def _division(passes: BackwardPasses, scaled: bool) -> str:
+    """The program's division of a loss that is shown, and the one between it and its backward pass.
 
-    The division of the loss of one pass, as in ``(real + fake) / 2``, is a part of it.
+    Where no loss is ``scaled`` for its backward pass, a division is a part of it: ``(real + fake) / 2``.
     """
     before, after = passes.divided_before, passes.divided_after
-    texts = [f"already {_scaling(before)}"] if before != 1 and passes.count > 1 else []
+    texts = [f"already {_scaling(before)}"] if before != 1 and scaled else []
     texts += [f"then {_scaling(after)}"] if after != 1 else []
     return f" ({', '.join(texts)})" if texts else ""
 
