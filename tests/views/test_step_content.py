@@ -170,7 +170,7 @@ def test_a_division_that_is_a_part_of_the_loss_is_not_named() -> None:
     one, other = nn.Linear(4, 1), nn.Linear(4, 1)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
     x = torch.randn(3, 4)
-    with sl.trace(one, other, stats=True) as t:
+    with sl.trace(stats=True) as t:
         for _ in range(2):
             (one(x).square().mean() / 2).backward()
             optimizers[0].step()
