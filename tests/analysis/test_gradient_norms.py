@@ -13,6 +13,7 @@ from torch import nn
 
 import sightline as sl
 from sightline.analysis.step_summaries import step_summaries
+from tests.recording import training_loops as loops
 from tests.recording.engines import BOTH_ENGINES
 
 _STEPS = 3
@@ -157,25 +158,13 @@ def test_a_critic_in_turn_with_its_generator_has_no_norm(engine: Any) -> None:
     assert set(found(t)) == {None}
 
 
-class Plain:
-    """An optimizer that is none of torch's."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.param_groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
-
-    def step(self) -> None:
-        with torch.no_grad():
-            for parameter in self.param_groups[0]["params"]:
-                parameter -= 0.1 * parameter.grad
-
-
 @BOTH_ENGINES
 @pytest.mark.parametrize("options", [{"stats": True}, {}, {"ops": "aten"}, {"ops": "api"}])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_step_is_skipped_where_the_scaler_found_an_infinity(engine: Any, options: Any, own: bool) -> None:
     """Also one of an optimizer whose steps are not seen."""
     model = Halves()
-    optimizer: Any = Plain(model) if own else torch.optim.SGD(model.parameters(), 0.1)
+    optimizer: Any = loops.ForeignOptimizer(model) if own else torch.optim.SGD(model.parameters(), 0.1)
     weights, same = model.head.weight, []
     with sl.trace(model, engine=engine, **options) as t:
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

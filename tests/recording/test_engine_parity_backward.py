@@ -162,7 +162,7 @@ def with_autocast() -> None:
         loss.backward()
 
 
-#: Before torch 2.12 nothing can override `torch.autograd.backward`: docs/limits.md.
+#: In torch 2.10 and older nothing can override `torch.autograd.backward`: docs/limits.md.
 OVERRIDABLE = "handle_torch_function" in torch.autograd.backward.__code__.co_names
 BACKWARDS = [
     (repeated, 16 if OVERRIDABLE else 12), (of_higher_order, 9), (with_hooks, 2), (with_an_end_callback, 2),

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import sightline as sl
+from tests.recording import training_loops as loops
 from tests.recording.engines import BOTH_ENGINES
 from tests.recording.problematic import found, kinds
 
@@ -110,21 +111,9 @@ def test_gradients_that_overflow_are_a_problem_where_a_step_takes_them(takes_ste
     assert ("non-finite" in kinds(t)) is takes_step
 
 
-class _Plain:
-    """An optimizer that is none of torch's."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.param_groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
-
-    def step(self) -> None:
-        with torch.no_grad():
-            for parameter in self.param_groups[0]["params"]:
-                parameter -= 0.1 * parameter.grad
-
-
 def _scaled_steps(steps: int, scale: float, own: bool, **options: Any) -> Any:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    optimizer: Any = _Plain(model) if own else torch.optim.SGD(model.parameters(), 0.1)
+    optimizer: Any = loops.ForeignOptimizer(model) if own else torch.optim.SGD(model.parameters(), 0.1)
     with sl.trace(model, **options) as t:
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         for _ in range(steps):

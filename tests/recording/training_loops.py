@@ -8,6 +8,18 @@ import torch
 from torch import nn
 
 
+class ForeignOptimizer:
+    """An optimizer that is none of torch's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= 0.1 * parameter.grad
+
+
 def net(inputs: int = 4, outputs: int = 1) -> nn.Module:
     """A small model, always the same."""
     torch.manual_seed(0)

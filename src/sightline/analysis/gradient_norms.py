@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -194,13 +194,17 @@ class GradientNorms:
 
     def _unscaled(self, step: StepInfo) -> list[int] | None:
         """The gradients of a step that a scaler skipped: those that it had divided by the scale."""
-        unscales = self._ops_named(_UNSCALES)
+        first, end = np.searchsorted(self._unscales, [step.first_op, step.end_op]).tolist()
         gradients: list[int] = []
-        for op in unscales[(unscales >= step.first_op) & (unscales < step.end_op)].tolist():
+        for op in self._unscales[first:end].tolist():
             flag = self._data.ops.inputs_of(op)[-2]  # which becomes 1 where a gradient is not finite
             made = self._index.values_made_by(op)
             gradients += (value for value in made if self._data.values.previous[value] != flag)
         return gradients or None
+
+    @cached_property
+    def _unscales(self) -> I64:
+        return ops_named(self._data, _UNSCALES)
 
     # -- numbers -----------------------------------------------------------------------------------------
 
@@ -222,11 +226,15 @@ class GradientNorms:
         first, end = np.searchsorted(self._dividing, [step.first_op, step.end_op]).tolist()
         if norm is None or first == end:
             return norm
-        scale = None
-        for op in scaler_updates(self._data):
-            if step.first_op <= op < step.end_op:
-                scale = self._number([self._data.ops.inputs_of(op)[0]])
+        first, end = (bisect_left(self._scaler_updates, op) for op in (step.first_op, step.end_op))
+        if first == end:
+            return None
+        scale = self._number([self._data.ops.inputs_of(self._scaler_updates[end - 1])[0]])
         return norm / scale if scale else None
+
+    @cached_property
+    def _scaler_updates(self) -> list[int]:
+        return scaler_updates(self._data)
 
     @cached_property
     def _dividing(self) -> I64:
@@ -263,11 +271,11 @@ class GradientNorms:
 
     def _clipping_of(self, step: StepInfo) -> _Clipping | None:
         """The last call in a step that computed a norm, if it is that of what the backward passes left."""
-        own = [each for each in self._clippings if step.first_op <= each.op < step.end_op]
-        if not own or not own[-1].is_euclidean:
+        last = bisect_left(self._clippings, step.end_op, key=lambda each: each.op) - 1
+        if last < 0 or self._clippings[last].op < step.first_op or not self._clippings[last].is_euclidean:
             return None
-        after = self._data.ops.phase[own[-1].op : step.end_op] == _BACKWARD
-        return None if after.any() else own[-1]
+        after = self._data.ops.phase[self._clippings[last].op : step.end_op] == _BACKWARD
+        return None if after.any() else self._clippings[last]
 
     @cached_property
     def _clippings(self) -> list[_Clipping]:
@@ -276,7 +284,7 @@ class GradientNorms:
 
     def _find_clippings(self) -> Iterator[_Clipping]:
         ops, values = self._data.ops, self._data.values
-        norms = np.intersect1d(self._ops_named(_NORMS), self._clips)
+        norms = np.intersect1d(ops_named(self._data, _NORMS), self._clips)
         gradients: set[int] = set()
         found = -1
         for op in norms.tolist():
@@ -300,9 +308,6 @@ class GradientNorms:
     def _bare_name(self, op: int) -> str:
         ops = self._data.ops
         return bare_name(self._data.names[ops.name[op]], LEVELS[ops.level[op]])
-
-    def _ops_named(self, bare_names: frozenset[str]) -> I64:
-        return ops_named(self._data, bare_names)
 
 
 def ops_named(data: TraceData, bare_names: frozenset[str], level: str | None = None) -> I64:

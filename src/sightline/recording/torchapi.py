@@ -40,7 +40,7 @@ def _private(path: str) -> Any:
         except AttributeError:
             raise UnsupportedTorch(
                 f"torch {torch.__version__} has no {path}, which sightline records with; "
-                "it was tested with torch 2.8 to 2.15: use one of these, or a newer sightline."
+                "it knows torch 2.8 to 2.15: use one of these, or a newer sightline."
             ) from None
     return item
 
